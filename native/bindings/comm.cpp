@@ -1,4 +1,3 @@
-#include "call_sites.hpp"
 #include "messages.hpp"
 #include "shortcuts.hpp"
 #include "streams.hpp"
@@ -9,6 +8,23 @@ namespace {
 
 // Arguments are converted with the GIL held; the operation runs without it.
 using Release = nb::call_guard<ReleaseGil>;
+
+// A Description as Python makes it.
+class OwnedDescription {
+public:
+    OwnedDescription() = default;  // none
+    OwnedDescription(std::vector<int64_t> shape, const std::string& operation) : shape_(std::move(shape)) {
+        for (Op op : {Op::Scan, Op::Exscan})
+            if (operation == name(op)) operation_ = op;
+        if (operation_ == Op::None && !operation.empty())
+            throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
+    }
+    Description get() const { return {operation_, int(shape_.size()), shape_.data()}; }
+
+private:
+    Op operation_ = Op::None;
+    std::vector<int64_t> shape_{0};
+};
 
 // Converts an argument from Python to an operation's parameter.
 template <class T> struct From {
@@ -42,86 +58,34 @@ template <> struct From<ReduceOp> {
     using Type = int;
     static ReduceOp convert(int number) { return checked_op(number); }
 };
-
-// The call site and description of a started operation, while it runs on the stream.
-struct StartedCall {
-    StartedCall(const std::string& site, const Description* description) {
-        started_at = &site;
-        next_description = description;
-    }
-    ~StartedCall() {
-        started_at = nullptr;
-        next_description = nullptr;
-    }
-};
-
-// A Description that owns its shape.
-class OwnedDescription {
-public:
-    OwnedDescription(Op operation, std::vector<int64_t> shape) : operation_(operation), shape_(std::move(shape)) {}
-    Description description() const { return {operation_, int(shape_.size()), shape_.data()}; }
-
-private:
-    Op operation_;
-    std::vector<int64_t> shape_;
-};
-// The argument of this thread's last `describe`, and the Description of it to which next_description points.
-thread_local std::optional<OwnedDescription> described;
-thread_local Description described_view;
-
-// Describes the next collective that this thread calls or starts.
-void describe(Comm&, std::vector<int64_t> shape, const std::string& operation) {
-    Op named = Op::None;
-    for (Op op : {Op::Scan, Op::Exscan})
-        if (operation == name(op)) named = op;
-    if (named == Op::None && !operation.empty())
-        throw BadArgument("operation: '" + operation + "' given, expected scan or exscan");
-    described.emplace(named, std::move(shape));
-    described_view = described->description();
-    next_description = &described_view;
-}
-
-std::optional<OwnedDescription> consume_description() {
-    return std::exchange(next_description, nullptr) ? std::exchange(described, std::nullopt) : std::nullopt;
-}
-
-// If a call is refused before it has consumed its description, the next call must not consume it.
-struct DiscardDescription {
-    ~DiscardDescription() { next_description = nullptr; }
+template <> struct From<CallOptions> {
+    using Type = OwnedDescription;
+    static CallOptions convert(const OwnedDescription& description) { return {description.get()}; }
 };
 
 // The operation in the calling thread, and the operation on the communicator's stream.
 template <class... A> auto blocking(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args) {
-        const DiscardDescription discard;
         (c.*operation)(From<std::decay_t<A>>::convert(args)...);
     };
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> TaskHandle {
+        (void(From<std::decay_t<A>>::convert(args)), ...);  // throws now what it would throw on the stream
         auto owner = kept(std::move(keep));
-        auto task = c.start(
-            [&c, operation, site = python_call_site(), owned = consume_description(),
-             ... converted = std::decay_t<A>(From<std::decay_t<A>>::convert(args))] {
-                const Description description = owned ? owned->description() : Description();
-                const StartedCall call(site, owned ? &description : nullptr);
-                (c.*operation)(converted...);
-            },
-            false, owner);
+        auto task = c.start([&c, operation, args...] { (c.*operation)(From<std::decay_t<A>>::convert(args)...); },
+                            false, owner);
         return {std::move(task), std::move(owner)};
     };
+}
+template <auto operation> void barrier(Comm& c) {
+    ReleaseGilToWait released;
+    (c.*operation)(released.options());
 }
 
 // Runs a Python function on the communicator's stream, in the order of its operations.
 TaskHandle start_call(Comm& c, nb::callable function) {
-    auto task = c.start(
-        [task = python_task(std::move(function)), site = python_call_site()] {
-            started_at = &site;  // not reset by a destructor, because the interpreter's shutdown may unwind this frame
-            task();
-            started_at = nullptr;
-        },
-        true);
-    return {std::move(task), nullptr};
+    return {c.start(python_task(std::move(function)), true), nullptr};
 }
 
 // Calls a Python function, with no other thread's call between its calls of this communicator.
@@ -195,6 +159,9 @@ std::optional<std::string> close_comm(Comm& c, double timeout) {
 void bind_comm(nb::module_& m) {
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
     m.def("thresholds", &default_thresholds, "The default thresholds, by how ranks share cores and by name.");
+    nb::class_<OwnedDescription>(m, "Description", "What the ranks compare besides the arguments of a collective.")
+        .def(nb::init<std::vector<int64_t>, const std::string&>(), nb::arg("shape"), nb::arg("operation"));
+    const auto description = nb::arg("description") = OwnedDescription();
     // What owns the memory of an operation: it stays alive until the engine no longer uses that memory.
     const auto keep = nb::arg("keep").none() = nb::none();
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
@@ -208,7 +175,6 @@ void bind_comm(nb::module_& m) {
         .def("set_counted", &Comm::set_counted, nb::arg("now"))
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
         .def("start_call", &start_call, nb::arg("function"))
-        .def("describe", &describe, nb::arg("shape"), nb::arg("operation"))
         .def("call", &call_locked, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
         .def("record_event", &Comm::record_event, nb::arg("event"))
@@ -238,13 +204,13 @@ void bind_comm(nb::module_& m) {
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"),
         op("op"), root("root");
     auto both = [&](Op named, auto operation, const auto&... args) {
-        comm.def(name(named), blocking(operation), args..., Release());
-        comm.def((std::string("start_") + name(named)).c_str(), started(operation), args..., keep);
+        comm.def(name(named), blocking(operation), args..., description, Release());
+        comm.def((std::string("start_") + name(named)).c_str(), started(operation), args..., description, keep);
     };
-    for (const auto& [name, operation] :
-         {std::pair("barrier", &Comm::barrier), std::pair("barrier_without_sync", &Comm::barrier_without_sync)})
-        comm.def(name, blocking(operation), nb::call_guard<ReleaseGilToWait>())
-            .def(("start_" + std::string(name)).c_str(), started(operation), keep);
+    comm.def("barrier", &barrier<&Comm::barrier>)
+        .def("barrier_without_sync", &barrier<&Comm::barrier_without_sync>)
+        .def("start_barrier", started(&Comm::barrier), description, keep)
+        .def("start_barrier_without_sync", started(&Comm::barrier_without_sync), description, keep);
     both(Op::AllReduce, &Comm::all_reduce, ptr, count, dtype, op);
     both(Op::Broadcast, &Comm::broadcast, ptr, count, dtype, root);
     both(Op::Reduce, &Comm::reduce, ptr, count, dtype, op, root);

@@ -68,7 +68,4 @@ void translate(const std::exception_ptr& p, void*) {
 
 }  // namespace
 
-void bind_errors(nb::module_&) {
-    nb::register_exception_translator(translate, nullptr);
-    check_signals_while_waiting();
-}
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }

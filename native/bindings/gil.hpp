@@ -8,7 +8,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
-#include "sync/waiting.hpp"
+#include "sync/embedding.hpp"
 
 template <class Acquire> auto acquiring_gil(Acquire&& acquire) {
     try {
@@ -37,23 +37,22 @@ template <class F> auto without_gil(F&& f) {
 
 // Releases the GIL at once for a collective of more than kQuick bytes, else only when the collective waits: to release
 // and acquire the GIL takes a fifth of the time of the shortest collectives.
-class ReleaseGilToWait : rankwise::ReleasedToWait {
+class ReleaseGilToWait final : rankwise::ReleasedToWait {
 public:
     explicit ReleaseGilToWait(size_t bytes = 0) {
         if (bytes > kQuick) release();
-        else rankwise::released_to_wait = this;
     }
     ~ReleaseGilToWait() {
-        rankwise::released_to_wait = nullptr;
         if (released_) acquiring_gil([this] { PyEval_RestoreThread(released_); });
     }
     ReleaseGilToWait(const ReleaseGilToWait&) = delete;
+    // For the call during which the GIL is released.
+    rankwise::CallOptions options(const rankwise::Description& description = {}) { return {description, this}; }
 
 private:
     static constexpr size_t kQuick = 4096;
     void release() override {
-        rankwise::released_to_wait = nullptr;
-        released_ = PyEval_SaveThread();
+        if (!released_) released_ = PyEval_SaveThread();
     }
     PyThreadState* released_ = nullptr;
 };
@@ -69,11 +68,3 @@ public:
 private:
     PyGILState_STATE state_;
 };
-
-// A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
-inline void check_signals_while_waiting() {
-    rankwise::interrupt_check = [] {
-        HoldGil gil;
-        return PyErr_CheckSignals() != 0;
-    };
-}

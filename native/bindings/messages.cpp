@@ -31,7 +31,7 @@ template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
-    const auto request = without_gil([&] { return (c.*start)(pointer(ptr), elements, type, peer, tag); });
+    const auto request = without_gil([&] { return (c.*start)(pointer(ptr), elements, type, peer, tag, {}); });
     return {request, std::move(keep)};
 }
 
@@ -43,9 +43,9 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     if (!x || dst < 0 || tag < 0) return nb::none();
     std::shared_ptr<Request> request;
     {
-        const ReleaseGilToWait released(x.bytes());
-        if (!c.send_at_once(x.data, x.count, DType(x.dtype), dst, tag))
-            request = c.send(x.data, x.count, DType(x.dtype), dst, tag);
+        ReleaseGilToWait released(x.bytes());
+        if (!c.send_at_once(x.data, x.count, DType(x.dtype), dst, tag, released.options()))
+            request = c.send(x.data, x.count, DType(x.dtype), dst, tag, released.options());
     }
     if (!request || request->complete()) return nb::bool_(true);
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
@@ -58,8 +58,8 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
     if (!x || src < kAny || tag < kAny) return std::nullopt;
     std::shared_ptr<Request> request;
     {
-        const ReleaseGilToWait released(x.bytes());
-        request = c.recv(x.data, x.count, DType(x.dtype), src, tag);
+        ReleaseGilToWait released(x.bytes());
+        request = c.recv(x.data, x.count, DType(x.dtype), src, tag, released.options());
     }
     return RequestHandle(std::move(request), array, array, std::move(group));
 }
@@ -94,8 +94,8 @@ void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
     auto parts = parts_of(objects);
     size_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
-    const ReleaseGilToWait released(bytes);
-    c.send_object_now(std::move(parts), dest, tag);
+    ReleaseGilToWait released(bytes);
+    c.send_object_now(std::move(parts), dest, tag, released.options());
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int src, int tag, double timeout) {

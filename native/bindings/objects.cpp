@@ -61,8 +61,8 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
     const nb::bytes stream = Pickle::get().dump(object);
     const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
-    const ReleaseGilToWait released(part.bytes);
-    c.send_object_now({part}, to, tag);
+    ReleaseGilToWait released(part.bytes);
+    c.send_object_now({part}, to, tag, released.options());
     return true;
 }
 
@@ -93,9 +93,9 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     };
     std::shared_ptr<Request> request;
     {
-        const ReleaseGilToWait released;
+        ReleaseGilToWait released;
         request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
-                                 received.arrival, timeout);
+                                 received.arrival, timeout, released.options());
     }
     if (request && object && received.arrival.count <= tuning::kShortObject) {
         const Memory memory = request->take_memory();
@@ -156,9 +156,9 @@ static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
 // Makes the first of several calls; no other thread's comes before the others, as long as the lock lives.
 template <class First> Comm::Lock lock_after(Comm& c, const First& first) {
-    const ReleaseGilToWait released;
-    Comm::Lock lock = c.lock();
-    first();
+    ReleaseGilToWait released;
+    Comm::Lock lock = c.lock(released.options());
+    first(released.options());
     return lock;
 }
 
@@ -185,7 +185,8 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
         block.set(stream);
         sent = parts(stream);
     }
-    const Comm::Lock lock = lock_after(c, [&] { c.broadcast(&block, sizeof block, DType::U8, src); });
+    const Comm::Lock lock =
+        lock_after(c, [&](const CallOptions& options) { c.broadcast(&block, sizeof block, DType::U8, src, options); });
     if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
     nb::object found = sends ? not_implemented() : block.load(constructor, false);
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
@@ -200,7 +201,8 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     ObjectBlock block;
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
-    const Comm::Lock lock = lock_after(c, [&] { c.all_gather(&block, blocks.data(), sizeof block, DType::U8); });
+    const Comm::Lock lock = lock_after(
+        c, [&](const CallOptions& options) { c.all_gather(&block, blocks.data(), sizeof block, DType::U8, options); });
     const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
                                      [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
     if (dst != c.rank() && all_fit) return nb::none();
@@ -235,7 +237,9 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(nb::borrow<nb::bytes>(sent[i][0]), longest);
     }
     ObjectBlock block;
-    const Comm::Lock lock = lock_after(c, [&] { c.scatter(blocks.data(), &block, sizeof block, DType::U8, src); });
+    const Comm::Lock lock = lock_after(c, [&](const CallOptions& options) {
+        c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, options);
+    });
     nb::object found = block.load(constructor, src == c.rank());
     return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }

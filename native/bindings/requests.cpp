@@ -26,16 +26,16 @@ nb::object RequestHandle::wait(nb::handle timeout) {
     if (!timeout.is_none())
         limit = nb::cast<double>(nb::module_::import_("rankwise.contract.timeouts").attr("check_wait")(timeout));
     {
-        const ReleaseGilToWait released;
-        request_->wait(limit);
+        ReleaseGilToWait released;
+        request_->wait(limit, released.options());
     }
     release();
     return result_;
 }
 
 void RequestHandle::settle(double timeout) {
-    const ReleaseGilToWait released;
-    request_->settle(timeout);
+    ReleaseGilToWait released;
+    request_->settle(timeout, released.options());
 }
 
 bool RequestHandle::done() {

@@ -1,6 +1,7 @@
 #include <sys/prctl.h>
 
 #include "bindings.hpp"
+#include "embedding.hpp"
 #include "failure/watchdog.hpp"
 #include "trace/trace.hpp"
 
@@ -40,7 +41,8 @@ void bind_segment(nb::module_& m) {
                                                   rankwise::tuning::parse_tuning(tuning),
                                                   numa_node,
                                                   unexpected_bytes,
-                                                  numa_nodes};
+                                                  numa_nodes,
+                                                  &python()};
                 ReleaseGil released;
                 return Comm::join(std::move(segment), rank, timeout, process, settings, restart);
             },

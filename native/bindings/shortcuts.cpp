@@ -33,6 +33,31 @@ const OpName* op_named(nb::handle name_) {
     return nullptr;
 }
 
+class PythonCommunicator;
+
+// What a call on a plain array takes besides its operands. C: Comm or PythonCommunicator.
+template <class C> class ArrayCall;
+template <> class ArrayCall<Comm> {
+public:
+    // bytes: how much data is moved.
+    explicit ArrayCall(size_t bytes = 0, const Description& description = {})
+        : released_(bytes), options_(released_.options(description)) {}
+    operator const CallOptions&() const { return options_; }
+
+private:
+    ReleaseGilToWait released_;
+    const CallOptions options_;
+};
+// Its calls need the GIL.
+template <> class ArrayCall<PythonCommunicator> {
+public:
+    explicit ArrayCall(size_t = 0, const Description& description = {}) : description_(description) {}
+    const Description& description() const { return description_; }
+
+private:
+    const Description description_;
+};
+
 // A communicator implemented in Python over another library, whose collectives are complete when they return.
 class PythonCommunicator {
 public:
@@ -47,33 +72,38 @@ public:
                               std::to_string(kMethods));
     }
 
+    using Options = const ArrayCall<PythonCommunicator>&;
     int rank() const { return rank_; }
     int world_size() const { return world_size_; }
-    void all_reduce(void* x, uint64_t count, DType d, ReduceOp op) { call(AllReduce, at(x), count, of(d), of(op)); }
-    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root) {
-        call(Reduce, at(x), count, of(d), of(op), root);
+    void all_reduce(void* x, uint64_t count, DType d, ReduceOp op, Options o) {
+        described(o, AllReduce, at(x), count, of(d), of(op));
     }
-    void broadcast(void* x, uint64_t count, DType d, int root) { call(Broadcast, at(x), count, of(d), root); }
-    void all_gather(const void* x, void* out, uint64_t count, DType d) {
-        call(AllGather, at(x), at(out), count, of(d));
+    void reduce(void* x, uint64_t count, DType d, ReduceOp op, int root, Options o) {
+        described(o, Reduce, at(x), count, of(d), of(op), root);
     }
-    void gather(const void* x, void* out, uint64_t count, DType d, int root) {
-        call(Gather, at(x), at(out), count, of(d), root);
+    void broadcast(void* x, uint64_t count, DType d, int root, Options o) {
+        described(o, Broadcast, at(x), count, of(d), root);
     }
-    void scatter(const void* x, void* out, uint64_t count, DType d, int root) {
-        call(Scatter, at(x), at(out), count, of(d), root);
+    void all_gather(const void* x, void* out, uint64_t count, DType d, Options o) {
+        described(o, AllGather, at(x), at(out), count, of(d));
     }
-    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op) {
-        call(ReduceScatter, at(x), at(out), count, of(d), of(op));
+    void gather(const void* x, void* out, uint64_t count, DType d, int root, Options o) {
+        described(o, Gather, at(x), at(out), count, of(d), root);
     }
-    void all_to_all(const void* x, void* out, uint64_t count, DType d) { call(AllToAll, at(x), at(out), count, of(d)); }
-    void send_now(const void* x, uint64_t count, DType d, int to, int tag) { call(Send, at(x), count, of(d), to, tag); }
-    void recv_now(void* x, uint64_t count, DType d, int from, int tag) { call(Recv, at(x), count, of(d), from, tag); }
-    // The shape of the arrays of the next call.
-    void describe(const PlainArray& x) {
-        nb::list shape;
-        for (int i = 0; i < x.dims(); ++i) shape.append(x.dim(i));
-        call(Describe, nb::tuple(shape));
+    void scatter(const void* x, void* out, uint64_t count, DType d, int root, Options o) {
+        described(o, Scatter, at(x), at(out), count, of(d), root);
+    }
+    void reduce_scatter(const void* x, void* out, uint64_t count, DType d, ReduceOp op, Options o) {
+        described(o, ReduceScatter, at(x), at(out), count, of(d), of(op));
+    }
+    void all_to_all(const void* x, void* out, uint64_t count, DType d, Options o) {
+        described(o, AllToAll, at(x), at(out), count, of(d));
+    }
+    void send_now(const void* x, uint64_t count, DType d, int to, int tag, Options) {
+        call(Send, at(x), count, of(d), to, tag);
+    }
+    void recv_now(void* x, uint64_t count, DType d, int from, int tag, Options) {
+        call(Recv, at(x), count, of(d), from, tag);
     }
     // Several calls, with no other thread's in between.
     template <class F> void calls(const F& function) {
@@ -96,6 +126,15 @@ private:
         Calls,
         kMethods
     };
+    // A collective, whose ranks compare the shapes of the arrays.
+    template <class... A> void described(Options options, Method method, const A&... args) {
+        if (const Description& d = options.description(); !d.none()) {
+            nb::list shape;
+            for (int i = 0; i < d.dims; ++i) shape.append(d.dim[i]);
+            call(Describe, nb::tuple(shape));
+        }
+        call(method, args...);
+    }
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
@@ -105,31 +144,6 @@ private:
 
     int rank_, world_size_;
     std::vector<nb::object> methods_, dtypes_, ops_;
-};
-
-// Whether a call of C releases the GIL: the methods of a PythonCommunicator need it.
-struct KeepGil {
-    explicit KeepGil(size_t = 0) {}
-};
-template <class C> using ReleaseToWait = std::conditional_t<std::is_same_v<C, Comm>, ReleaseGilToWait, KeepGil>;
-
-// Describes the arrays of the next call, so that the ranks compare their shapes, unless they have a single axis: then
-// their count is compared anyway.
-class NextDescription {
-public:
-    NextDescription(Comm&, const PlainArray& x) {
-        if (x.dims() == 1) return;
-        description_ = x.description();
-        next_description = &description_;
-    }
-    NextDescription(PythonCommunicator& c, const PlainArray& x) {
-        if (x.dims() != 1) c.describe(x);
-    }
-    ~NextDescription() { next_description = nullptr; }
-    NextDescription(const NextDescription&) = delete;
-
-private:
-    Description description_;
 };
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
@@ -148,9 +162,7 @@ template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
     const PlainArray x(array, true);
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    const NextDescription described(c, x);
-    c.all_reduce(x.data, x.count, DType(x.dtype), named->op);
+    c.all_reduce(x.data, x.count, DType(x.dtype), named->op, ArrayCall<C>(x.bytes(), x.description()));
     return true;
 }
 
@@ -160,9 +172,7 @@ template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle
     const PlainArray x(array, dst == c.rank());
     const OpName* named = op_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    const NextDescription described(c, x);
-    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst);
+    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, ArrayCall<C>(x.bytes(), x.description()));
     return true;
 }
 
@@ -170,18 +180,14 @@ template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray x(array, true);
     if (!x || src < 0) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    const NextDescription described(c, x);
-    c.broadcast(x.data, x.count, DType(x.dtype), src);
+    c.broadcast(x.data, x.count, DType(x.dtype), src, ArrayCall<C>(x.bytes(), x.description()));
     return true;
 }
 
 template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits_gathered(c, x, result)) return false;
-    const ReleaseToWait<C> released(result.bytes());
-    const NextDescription described(c, x);
-    c.all_gather(x.data, result.data, x.count, DType(x.dtype));
+    c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall<C>(result.bytes(), x.description()));
     return true;
 }
 
@@ -199,9 +205,8 @@ template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle
         if (!fits_gathered(c, x, result)) return false;
         to = result.data;
     }
-    const ReleaseToWait<C> released(x.bytes() * size_t(c.world_size()));
-    const NextDescription described(c, x);
-    c.gather(x.data, to, x.count, DType(x.dtype), dst);
+    c.gather(x.data, to, x.count, DType(x.dtype), dst,
+             ArrayCall<C>(x.bytes() * size_t(c.world_size()), x.description()));
     return true;
 }
 
@@ -209,18 +214,16 @@ template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb
     const PlainArray x(array, false), result(out, true);
     const OpName* named = op_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    const NextDescription described(c, x);
-    c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op);
+    c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op,
+                     ArrayCall<C>(x.bytes(), x.description()));
     return true;
 }
 
 template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    const NextDescription described(c, x);
-    c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype));
+    c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype),
+                 ArrayCall<C>(x.bytes(), x.description()));
     return true;
 }
 
@@ -231,11 +234,13 @@ constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
 // On src: sends the header. Returns a lock if the parts follow in another call, as always over another library, where
 // `calls` has the lock.
-Comm::Lock announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src) {
-    return c.scatter_described(header, x.data, part.data, nullptr, src);
+Comm::Lock announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src,
+                    const CallOptions& options) {
+    return c.scatter_described(header, x.data, part.data, nullptr, src, options);
 }
-bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, const PlainArray&, int src) {
-    c.broadcast(&header, kHeaderWords, DType::I64, src);
+bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, const PlainArray&, int src,
+              PythonCommunicator::Options options) {
+    c.broadcast(&header, kHeaderWords, DType::I64, src, options);
     return true;
 }
 
@@ -258,11 +263,11 @@ struct Received {
         return other.data();
     }
 };
-Comm::Lock receive(Comm& c, Received& received, int src) {
-    return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src);
+Comm::Lock receive(Comm& c, Received& received, int src, const CallOptions& options) {
+    return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, options);
 }
-bool receive(PythonCommunicator& c, Received& received, int src) {
-    c.broadcast(&received.header, kHeaderWords, DType::I64, src);
+bool receive(PythonCommunicator& c, Received& received, int src, PythonCommunicator::Options options) {
+    c.broadcast(&received.header, kHeaderWords, DType::I64, src, options);
     return true;
 }
 
@@ -270,9 +275,9 @@ template <class C> bool scatter_from_here(C& c, const PlainArray& x, const Plain
     if (x.dims() > ArrayHeader::kDims) return false;
     ArrayHeader header{x.dtype, x.dims(), {}};
     for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
-    const ReleaseToWait<C> released(x.bytes());
-    if (const auto parts_follow = announce(c, header, x, part, src))
-        c.scatter(x.data, part.data, part.count, DType(x.dtype), src);
+    const ArrayCall<C> call(x.bytes());
+    if (const auto parts_follow = announce(c, header, x, part, src, call))
+        c.scatter(x.data, part.data, part.count, DType(x.dtype), src, call);
     return true;
 }
 
@@ -289,14 +294,9 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
     Received received{part, c.world_size(), {}, {}};
-    const auto parts_follow = [&] {
-        const ReleaseToWait<C> released(part.bytes());
-        return receive(c, received, src);
-    }();
+    const auto parts_follow = receive(c, received, src, ArrayCall<C>(part.bytes()));
     if (received.fits()) {
-        if (!parts_follow) return true;
-        const ReleaseToWait<C> released(part.bytes());
-        c.scatter(nullptr, part.data, part.count, DType(part.dtype), src);
+        if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall<C>(part.bytes()));
         return true;
     }
     nb::list given;
@@ -326,11 +326,9 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
         part.resize(bytes);
         return part.data();
     };
-    const Comm::Lock parts_follow = [&] {
-        const ReleaseToWait<Comm> released{};
-        return c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
-                                   std::ref(part_buffer), src);
-    }();
+    const Comm::Lock parts_follow =
+        c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
+                            std::ref(part_buffer), src, ArrayCall<Comm>());
     std::memcpy(given.data, &header, sizeof header);
     return parts_follow ? nb::none() : bytes_of(part);
 }
@@ -339,8 +337,7 @@ template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::ha
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
     if (!x || dst < 0 || tag < 0) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    c.send_now(x.data, x.count, DType(x.dtype), dst, tag);
+    c.send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall<C>(x.bytes()));
     return true;
 }
 
@@ -348,8 +345,7 @@ template <class C> bool recv_array(C& c, nb::handle array, nb::handle from, nb::
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, true);
     if (!x || src < 0 || tag < 0) return false;
-    const ReleaseToWait<C> released(x.bytes());
-    c.recv_now(x.data, x.count, DType(x.dtype), src, tag);
+    c.recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall<C>(x.bytes()));
     return true;
 }
 

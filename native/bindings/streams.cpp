@@ -1,5 +1,6 @@
 #include "streams.hpp"
 
+#include "embedding.hpp"
 #include "stream/events.hpp"
 
 using namespace rankwise;
@@ -86,7 +87,7 @@ void bind_streams(nb::module_& m) {
         .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
         .def("done", &task_done);
     nb::class_<HostStream>(m, "HostStream", "An ordered queue of the program's own work, run by a thread.")
-        .def_static("create", &HostStream::create)
+        .def_static("create", [] { return HostStream::create(python()); })
         .def_prop_ro("handle", &HostStream::handle)
         .def("submit", &submit, nb::arg("function"))
         .def("idle", &HostStream::idle)

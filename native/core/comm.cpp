@@ -27,12 +27,12 @@ ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
 // Begins and ends a collective call.
 class Comm::CallGuard {
 public:
-    CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0)
-        : comm_(comm), description_(std::exchange(next_description, nullptr)), call_(comm.begin_call()) {
+    CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0, const CallOptions& options = {})
+        : comm_(comm), call_(comm.begin_call(options)) {
         CallLog& log = comm.transport_.log;
-        if (description_) log.describe(*description_);
-        if (comm.group_.failed()) comm.failures_.refuse(call);
-        log.begin(call, bytes, description_);
+        if (!options.description.none()) log.describe(options.description);
+        if (comm.group_.failed()) comm.failures_.refuse(call, options);
+        log.begin(call, bytes, options);
     }
     ~CallGuard() {
         comm_.transport_.ring.prefetch_next();
@@ -42,12 +42,11 @@ public:
 
 private:
     Comm& comm_;
-    const Description* const description_;
     GroupMemory::Use call_;
 };
 
 // Begins a call after all queued operations have run.
-GroupMemory::Use Comm::begin_call() {
+GroupMemory::Use Comm::begin_call(const CallOptions& options) {
     check_open();
     if (stream_.idle() && memory_->try_begin()) return memory_->call(false);
     if (memory_->in_own_call())
@@ -56,7 +55,7 @@ GroupMemory::Use Comm::begin_call() {
         if (!memory_->begin_locked()) throw_closed();
         return memory_->call(true);
     }
-    before_waiting();
+    options.before_waiting();
     stream_.sync(timeout());
     if (!memory_->try_begin()) wait_for_calls();
     return memory_->call(false);
@@ -64,13 +63,13 @@ GroupMemory::Use Comm::begin_call() {
 
 void Comm::wait_for_calls() {
     const OpenLease lease(*this);
-    if (!memory_->begin_when_unlocked(Waiter(timeout()), [this] { check_open(); }))
+    if (!memory_->begin_when_unlocked(Waiter(timeout(), transport_.program), [this] { check_open(); }))
         throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
                        timeout(), {}, failures_.states(), "", -1);
 }
 
-Comm::Lock Comm::lock() {
-    GroupMemory::Use call = begin_call();
+Comm::Lock Comm::lock(const CallOptions& options) {
+    GroupMemory::Use call = begin_call(options);
     return Lock(call);
 }
 
@@ -98,7 +97,7 @@ std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int ra
     segment->announce_roster();
     try {
         comm->await_joined();
-        if (process) watch_peers(segment, rank);
+        if (process) watch_peers(segment, rank, *settings.program);
         comm->agree_on_conditions();
         return comm;
     } catch (const PeerLost&) {
@@ -120,7 +119,7 @@ void Comm::await_joined() {
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure(name(Op::Join));
     };
-    if (Waiter(timeout()).sleep({segment_->header().roster}, all_joined, check)) return;
+    if (Waiter(timeout(), transport_.program).sleep({segment_->header().roster}, all_joined, check)) return;
     std::vector<int> missing;
     for (int r = 0; r < n; ++r)
         if (!segment_->record(r).joined.load()) missing.push_back(r);
@@ -216,9 +215,9 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
     : buffers_(std::move(buffers)), segment_(buffers_->segment().shared_from_this()),
       memory_(std::make_shared<GroupMemory>(segment_, group, rank)), group_(memory_->group()),
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
-      settings_(settings), failures_(transport_), transport_(*segment_, *memory_, rank, settings.part, failures_),
+      settings_(settings), failures_(transport_), transport_(*segment_, *memory_, rank, settings, failures_),
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
-      excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
+      stream_(transport_.program), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
@@ -283,13 +282,13 @@ void copy(void* to, const void* from, size_t n) {
 }
 }  // namespace
 
-void Comm::barrier() {
-    barrier_without_sync();
-    messages_->sync(timeout());
+void Comm::barrier(const CallOptions& options) {
+    barrier_without_sync(options);
+    messages_->sync(timeout(), options);
 }
 
-void Comm::barrier_without_sync() {
-    CallGuard call(*this, make_call(Op::Barrier));
+void Comm::barrier_without_sync(const CallOptions& options) {
+    CallGuard call(*this, make_call(Op::Barrier), 0, options);
     collectives::barrier(transport_.ring);
 }
 
@@ -297,10 +296,11 @@ void Comm::barrier_without_sync() {
 // amount: a number of elements, or one for each rank.
 template <Op operation> struct Comm::Collective {
     template <class Amount>
-    Collective(Comm& comm, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM, int root = 0)
+    Collective(Comm& comm, const CallOptions& options, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM,
+               int root = 0)
         : kernel(checked(comm, dtype, op, root)), item(itemsize(dtype)), blocks(comm.blocks_of(amount, item)),
           call(comm, make_call(operation, dtype, op, root, agreed(amount)),
-               operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank())) {}
+               operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank()), options) {}
 
     const ReduceKernel kernel;  // null without a reduction
     const size_t item;
@@ -321,84 +321,89 @@ Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
     return Blocks(counts.data(), world_size(), item);
 }
 
-void Comm::broadcast(void* data, uint64_t count, DType dtype, int root) {
-    const Collective<Op::Broadcast> c(*this, count, dtype, ReduceOp::SUM, root);
+void Comm::broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Broadcast> c(*this, options, count, dtype, ReduceOp::SUM, root);
     if (transport_.n > 1) collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root);
 }
 
-void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op) {
-    const Collective<Op::AllReduce> c(*this, count, dtype, op);
+void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
+    const Collective<Op::AllReduce> c(*this, options, count, dtype, op);
     if (transport_.n > 1) collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel);
 }
 
-void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root) {
-    const Collective<Op::Reduce> c(*this, count, dtype, op, root);
+void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root, const CallOptions& options) {
+    const Collective<Op::Reduce> c(*this, options, count, dtype, op, root);
     if (transport_.n > 1) collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root);
 }
 
-void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype) {
-    const Collective<Op::AllGather> c(*this, count, dtype);
+void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllGather> c(*this, options, count, dtype);
     collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
 }
 
-void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    const Collective<Op::Gather> c(*this, count, dtype, ReduceOp::SUM, root);
+void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Gather> c(*this, options, count, dtype, ReduceOp::SUM, root);
     collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
-void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root) {
-    const Collective<Op::Scatter> c(*this, count, dtype, ReduceOp::SUM, root);
+void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Scatter> c(*this, options, count, dtype, ReduceOp::SUM, root);
     collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
-void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op) {
-    const Collective<Op::ReduceScatter> c(*this, count, dtype, op);
+void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
+                          const CallOptions& options) {
+    const Collective<Op::ReduceScatter> c(*this, options, count, dtype, op);
     if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
     else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
-void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype) {
-    const Collective<Op::AllToAll> c(*this, count, dtype);
+void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllToAll> c(*this, options, count, dtype);
     if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
     else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
 }
 
 Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                                   const collectives::PartBuffer& part_buffer, int root) {
+                                   const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
     check_root(root);
-    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header);
+    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
     if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
         return call.keep_lock();
     transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
     return {};
 }
 
-void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype) {
-    const Collective<Op::AllGatherV> c(*this, counts, dtype);
+void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllGatherV> c(*this, options, counts, dtype);
     collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
 }
 
-void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    const Collective<Op::GatherV> c(*this, counts, dtype, ReduceOp::SUM, root);
+void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                    const CallOptions& options) {
+    const Collective<Op::GatherV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
     collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
-void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root) {
-    const Collective<Op::ScatterV> c(*this, counts, dtype, ReduceOp::SUM, root);
+void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                     const CallOptions& options) {
+    const Collective<Op::ScatterV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
     collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
 }
 
-void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op) {
-    const Collective<Op::ReduceScatterV> c(*this, counts, dtype, op);
+void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op,
+                            const CallOptions& options) {
+    const Collective<Op::ReduceScatterV> c(*this, options, counts, dtype, op);
     if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
     else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
-void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype) {
+void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
+                        const CallOptions& options) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
     CallGuard call(*this, make_call(Op::AllToAllV, dtype),
-                   std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype));
+                   std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype), options);
     const int n = transport_.n;
     const size_t item = itemsize(dtype);
     // The ranks exchange their counts, to check them and to agree on the number of rounds.
@@ -424,7 +429,7 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
 
 std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code, std::shared_ptr<void> keep) {
     check_open();
-    return stream_.submit(std::move(operation), user_code, std::move(keep));
+    return stream_.submit(std::move(operation), user_code, std::move(keep), Stream::call_site(transport_.program));
 }
 
 void Comm::record_event(uint64_t event) {

@@ -53,30 +53,37 @@ public:
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
     // The operations of the contract. They throw BadArgument before anything is sent, else what FailureRecord throws.
-    void barrier();  // completes this rank's messages too
-    void barrier_without_sync();
-    void broadcast(void* data, uint64_t count, DType dtype, int root);
-    void all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op);
-    void reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root);
-    void all_gather(const void* send, void* recv, uint64_t count, DType dtype);
-    void gather(const void* send, void* recv, uint64_t count, DType dtype, int root);
-    void scatter(const void* send, void* recv, uint64_t count, DType dtype, int root);
-    void reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op);
-    void all_to_all(const void* send, void* recv, uint64_t count, DType dtype);
+    void barrier(const CallOptions& options = {});  // completes this rank's messages too
+    void barrier_without_sync(const CallOptions& options = {});
+    void broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options = {});
+    void all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options = {});
+    void reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root, const CallOptions& options = {});
+    void all_gather(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options = {});
+    void gather(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options = {});
+    void scatter(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options = {});
+    void reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
+                        const CallOptions& options = {});
+    void all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options = {});
     // Scatter to ranks that do not know root's array; see collectives.hpp. If the parts have not been sent with the
     // header, it returns a lock, for the call that sends them.
     Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                           const collectives::PartBuffer& part_buffer, int root);
-    void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype);
-    void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
-    void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root);
-    void reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op);
-    void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype);
+                           const collectives::PartBuffer& part_buffer, int root, const CallOptions& options = {});
+    void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options = {});
+    void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                  const CallOptions& options = {});
+    void scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                   const CallOptions& options = {});
+    void reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op,
+                          const CallOptions& options = {});
+    void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
+                      const CallOptions& options = {});
 
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag);
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                  const CallOptions& options = {});
     // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
-    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag);
+    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                  const CallOptions& options = {});
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
     // The same, waiting at most `timeout` seconds for it.
@@ -103,14 +110,15 @@ public:
     void sync_stream();
     // As long as the lock lives, no other thread's call and no operation started meanwhile runs between this thread's
     // calls. May be nested.
-    [[nodiscard]] Lock lock();
+    [[nodiscard]] Lock lock(const CallOptions& options = {});
     // Blocking send and recv.
-    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag);
-    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag);
-    void send_object_now(std::vector<Part> parts, int to, int tag);
+    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
+    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
+    void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said; `arrival` describes it.
     std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,
-                                          Arrival& arrival, std::optional<double> timeout);
+                                          Arrival& arrival, std::optional<double> timeout,
+                                          const CallOptions& options = {});
     void sync();
     // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends
     // the result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
@@ -152,7 +160,7 @@ public:
 private:
     class CallGuard;
     template <Op operation> struct Collective;
-    GroupMemory::Use begin_call();
+    GroupMemory::Use begin_call(const CallOptions& options = {});
     void wait_for_calls();
     // What is no call, but uses the group's memory.
     struct OpenLease {
@@ -168,7 +176,8 @@ private:
     static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process,
                                       double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
-    void complete(const std::shared_ptr<Request>& request, std::optional<double> timeout = {});
+    void complete(const std::shared_ptr<Request>& request, const CallOptions& options,
+                  std::optional<double> timeout = {});
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;

@@ -3,22 +3,24 @@
 
 namespace rankwise {
 
-std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag) {
+std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                    const CallOptions& options) {
     check_root(to, "dest");
     check_open();
-    return messages_->send(data, count, dtype, to, tag);
+    return messages_->send(data, count, dtype, to, tag, options);
 }
 
-bool Comm::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag) {
+bool Comm::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
     check_root(to, "dest");
     check_open();
-    return messages_->send_short(data, count, dtype, to, tag);
+    return messages_->send_short(data, count, dtype, to, tag, options);
 }
 
-std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag) {
+std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                    const CallOptions& options) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    return messages_->recv(data, count, dtype, from, tag);
+    return messages_->recv(data, count, dtype, from, tag, options);
 }
 
 std::shared_ptr<Request> Comm::send_object(std::vector<Part> parts, int to, int tag) {
@@ -33,9 +35,10 @@ std::shared_ptr<Request> Comm::recv_any(const Wanted& wanted, int from, int tag)
     return messages_->recv_any(wanted, from, tag);
 }
 
-void Comm::complete(const std::shared_ptr<Request>& request, std::optional<double> timeout) {
+void Comm::complete(const std::shared_ptr<Request>& request, const CallOptions& options,
+                    std::optional<double> timeout) {
     try {
-        request->wait(timeout);
+        request->wait(timeout, options);
     } catch (const TimedOut&) {
         messages_->cancel(request);
         if (!request->complete() || request->cancelled()) throw;
@@ -46,37 +49,39 @@ void Comm::complete(const std::shared_ptr<Request>& request, std::optional<doubl
     }
 }
 
-void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag) {
+void Comm::send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
     check_root(to, "dest");
     check_open();
-    if (!messages_->send_short(data, count, dtype, to, tag))
-        complete(messages_->send(data, count, dtype, to, tag, true));
+    if (!messages_->send_short(data, count, dtype, to, tag, options))
+        complete(messages_->send(data, count, dtype, to, tag, options, true), options);
 }
 
-void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag) {
+void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
     check_root(from, "src");
     check_open();
-    if (!messages_->recv_short(data, count, dtype, from, tag))
-        complete(messages_->recv(data, count, dtype, from, tag, true));
+    if (!messages_->recv_short(data, count, dtype, from, tag, options))
+        complete(messages_->recv(data, count, dtype, from, tag, options, true), options);
 }
 
-void Comm::send_object_now(std::vector<Part> parts, int to, int tag) {
+void Comm::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {
     check_root(to, "dest");
     check_open();
-    if (parts.size() == 1 && messages_->send_short(parts[0].data, parts[0].bytes, DType::U8, to, tag, true)) return;
-    complete(messages_->send_object(std::move(parts), to, tag, true));
+    if (parts.size() == 1 && messages_->send_short(parts[0].data, parts[0].bytes, DType::U8, to, tag, options, true))
+        return;
+    complete(messages_->send_object(std::move(parts), to, tag, options, true), options);
 }
 
 std::shared_ptr<Request> Comm::recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,
-                                            Arrival& arrival, std::optional<double> timeout) {
+                                            Arrival& arrival, std::optional<double> timeout,
+                                            const CallOptions& options) {
     if (from != kAny) check_root(from, "src");
     check_open();
-    if (const auto received = messages_->recv_short(from, tag, accept)) {
+    if (const auto received = messages_->recv_short(from, tag, accept, options)) {
         arrival = *received;
         return nullptr;
     }
-    const auto request = messages_->recv_any(wanted, from, tag, true);
-    complete(request, timeout);
+    const auto request = messages_->recv_any(wanted, from, tag, options, true);
+    complete(request, options, timeout);
     arrival = {request->source(), request->tag(), request->count(), request->dtype(), wanted.kind == Wanted::Object};
     return request;
 }

@@ -28,8 +28,8 @@ public:
 
 protected:
     CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op,
-                      const GroupMemory* memory)
-        : Agreement(shared, rank, n, process, op, memory), segment_(segment) {}
+                      const GroupMemory* memory, Embedding& program)
+        : Agreement(shared, rank, n, process, op, memory, program), segment_(segment) {}
     ~CreatingAgreement() = default;
     void create(Outcome& proposal, const std::vector<Member>& members) {
         try {
@@ -49,9 +49,10 @@ protected:
 class GroupAgreement : public CreatingAgreement {
 public:
     // excluded: the ranks that are left out, whether or not they come.
-    GroupAgreement(Segment& segment, const GroupMemory& memory, int rank, const RankSet& excluded, Op op)
+    GroupAgreement(Segment& segment, const GroupMemory& memory, int rank, const RankSet& excluded, Op op,
+                   Embedding& program)
         : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements),
-                            rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory),
+                            rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory, program),
           group_(memory.group()), excluded_(excluded) {
         group_.sleepers.fetch_add(1);  // so that a rank that dies while it leaves the group is noticed
     }
@@ -85,16 +86,16 @@ private:
 // The agreement by which all ranks of the job meet in a new group: the survivors, and a replacement of each lost rank.
 class JobAgreement : public CreatingAgreement {
 public:
-    JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory)
+    JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory, Embedding& program)
         : CreatingAgreement(segment, *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores), rank,
-                            segment.world_size(), process, Op::Restore, memory) {}
+                            segment.world_size(), process, Op::Restore, memory, program) {}
 
 private:
     int64_t process_of(int r) const override { return segment_.present_process(r); }
     bool absent(int) const override { return false; }
     // Also watches the processes that have joined meanwhile.
     bool futile() const override {
-        watch_peers(segment_.shared_from_this(), rank_);
+        watch_peers(segment_.shared_from_this(), rank_, program_);
         for (int r = 0; r < n_; ++r)
             if (segment_.record(r).given_up.load() && segment_.present_process(r) < 0) return true;
         return false;
@@ -139,13 +140,13 @@ void free_lost_buffers(Segment& segment) {
     if (!in_use) segment.heap().free_lost_buffers();
 }
 
-[[noreturn]] void throw_not_restored(Segment& segment, const Outcome& outcome, double timeout) {
+[[noreturn]] void throw_not_restored(Segment& segment, const Outcome& outcome, double timeout, Embedding& program) {
     std::vector<int> missing;
     for (int r = 0; r < segment.world_size(); ++r) {
         if (outcome.present.contains(r)) continue;
         missing.push_back(r);
         if (outcome.status != Outcome::Status::GivenUp || !segment.record(r).given_up.load()) continue;
-        const std::string how = segment.how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1);
+        const std::string how = segment.how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1, program);
         throw PeerLost("rank " + std::to_string(r) + " " + how +
                            ", and the launcher does not start it again; the other ranks may go on without it by shrink",
                        r, how, name(Op::Restore), -1);
@@ -190,7 +191,7 @@ Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& 
         RankSet excluded = exclude;
         for (int r = 0; r < world_size(); ++r)
             if (excluded_[size_t(r)]) excluded.add(r);
-        GroupAgreement agreement(*segment_, *memory_, rank(), excluded, op);
+        GroupAgreement agreement(*segment_, *memory_, rank(), excluded, op, transport_.program);
         const Outcome outcome = agreement.decide(flags, timeout());
         trouble = agreement.trouble;
         if (!outcome.present.contains(rank())) {
@@ -272,18 +273,18 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
     const std::shared_ptr<Segment> segment = buffers->segment().shared_from_this();
     const Waiter waiter(timeout);
     for (;;) {
-        JobAgreement agreement(*segment, rank, process, memory);
+        JobAgreement agreement(*segment, rank, process, memory, *settings.program);
         const Outcome outcome = agreement.decide(-1, waiter.left().count());
         if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
         const bool present = outcome.present.contains(rank);
         GroupSegment* const group = outcome.group ? find_group(*segment, outcome.group) : nullptr;
         if (group && group->peers[rank].process != process) continue;  // with the process before this one
         if (!group && process > 0 && !present) continue;               // decided before this replacement came
-        if (!group) throw_not_restored(*segment, outcome, timeout);
+        if (!group) throw_not_restored(*segment, outcome, timeout, *settings.program);
         const uint64_t former = segment->header().world_group.exchange(outcome.group);
         GroupSegment* const old = former != outcome.group ? find_group(*segment, former) : nullptr;
         if (old && old->attached.fetch_sub(1) == 1) release_group_segment(*segment, former);
-        watch_peers(segment, rank);
+        watch_peers(segment, rank, *settings.program);
         auto comm = std::make_shared<Comm>(buffers, outcome.group, rank, timeout, settings);
         try {
             comm->agree_on_conditions();

@@ -230,45 +230,55 @@ void known_of_a_closed_group() {
     whole->close(1);
 }
 
+// A program whose signal handler does this once, when the engine first lets it.
+struct Handler : Embedding {
+    std::function<void()> on_signal;
+    bool interrupted() override {
+        if (const auto handle = std::exchange(on_signal, nullptr)) handle();
+        return false;
+    }
+    Settings settings() {
+        Settings settings;
+        settings.program = this;
+        return settings;
+    }
+};
+
 // A signal handler may close the group in the middle of an operation of its own thread, which then ends, and only then
 // is the memory freed.
 void closed_by_a_signal_handler() {
+    Handler handler;
     const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
-    static Comm* part_to_close;
-    static std::optional<Unused> memory;
+    const auto whole = Comm::join(segment, 0, 60, false, handler.settings());
     const auto part = whole->split(0, 0);
-    part_to_close = part.get();
     int64_t x = 0;
     const auto request = part->recv(&x, 1, DType::I64, 0, 0);
-    const auto before = std::exchange(interrupt_check, [] {
-        part_to_close->close(1);
-        memory.emplace(*part_to_close->segment(), group_segment_bytes(1));
-        return false;
-    });
+    std::optional<Unused> memory;
+    handler.on_signal = [&] {
+        part->close(1);
+        memory.emplace(*segment, group_segment_bytes(1));
+    };
     CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed");
-    interrupt_check = before;
     memory.reset();
     whole->close(1);
 }
 
 // The same in a collective: the close does not wait for its own thread, and the collective fails.
 void closed_by_a_signal_handler_in_a_collective() {
-    static thread_local Comm* part_to_close = nullptr;
-    const auto before = std::exchange(interrupt_check, [] {
-        if (Comm* const part = std::exchange(part_to_close, nullptr)) {
-            const auto since = Clock::now();
-            CHECK(part->close(30));
-            CHECK(Clock::now() - since < std::chrono::seconds(3));
-        }
-        return false;
-    });
-    const auto segment = ranks::run(2, [](Comm& c) {
+    const auto segment = Segment::create(2);
+    const auto run = [&](int rank) {
+        Handler handler;
+        const auto whole = Comm::join(segment, rank, 60, false, handler.settings());
+        Comm& c = *whole;
         const size_t blocks = c.segment()->heap().allocated_blocks();
         c.barrier();
         const auto part = c.split(0, c.rank());
         if (c.rank() == 0) {
-            part_to_close = part.get();
+            handler.on_signal = [&] {
+                const auto since = Clock::now();
+                CHECK(part->close(30));
+                CHECK(Clock::now() - since < std::chrono::seconds(3));
+            };
             CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "PeerLost");
         }
         c.barrier();
@@ -276,8 +286,11 @@ void closed_by_a_signal_handler_in_a_collective() {
         c.barrier();
         CHECK_EQ(c.segment()->heap().allocated_blocks(), blocks);
         c.barrier();
-    });
-    interrupt_check = before;
+        c.close(5);
+    };
+    std::thread other(run, 1);
+    run(0);
+    other.join();
 }
 
 // An agreement of another thread, whose partner does not come, ends when the group is closed, and uses its memory no

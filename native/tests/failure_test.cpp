@@ -14,6 +14,10 @@ using ranks::thrown;
 
 namespace {
 
+struct Program : Embedding {
+    std::string call_site() override { return "here:1"; }
+};
+
 void sum(Comm& c, uint64_t count) {
     std::vector<float> x(count, 1);
     c.all_reduce(x.data(), count, DType::F32, ReduceOp::SUM);
@@ -279,19 +283,24 @@ void most_processes_die() {
 }  // namespace
 
 int main() {
-    call_site = [] { return std::string("here:1"); };
+    Program program;
+    Settings settings;
+    settings.program = &program;
     a_process_dies();  // before there are threads
     most_processes_die();
     for (int n : ranks::worlds({2, 3, 4}))
-        ranks::run(n, [](Comm& c) {
-            different_calls(c);
-            text_of_a_mismatch(c);
-            one_rank_is_late(c);
-            one_rank_leaves(c);
-            one_rank_aborts(c);
-            close_waits_for_started_operations(c);
-            bad_arguments_do_not_fail_the_group(c);
-        });
+        ranks::run(
+            n,
+            [](Comm& c) {
+                different_calls(c);
+                text_of_a_mismatch(c);
+                one_rank_is_late(c);
+                one_rank_leaves(c);
+                one_rank_aborts(c);
+                close_waits_for_started_operations(c);
+                bad_arguments_do_not_fail_the_group(c);
+            },
+            60, settings);
     a_writer_is_stopped();
     a_new_group_with_a_dead_rank();
     a_death_noticed_by_a_dead_rank();

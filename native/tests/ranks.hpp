@@ -69,6 +69,8 @@ template <class Call> std::string thrown(Call&& call) {
         return "Mismatch";
     } catch (const rankwise::TimedOut&) {
         return "TimedOut";
+    } catch (const rankwise::Interrupted&) {
+        return "Interrupted";
     } catch (const rankwise::Closed&) {
         return "Closed";
     } catch (const rankwise::Unsupported&) {

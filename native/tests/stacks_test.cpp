@@ -11,7 +11,10 @@ using namespace rankwise;
 
 namespace {
 
-std::string program_text;  // returned by program_stacks
+struct Program : Embedding {
+    std::string text;
+    std::string stacks() override { return text; }
+};
 
 // This process is the first of the rank.
 void join(Segment& segment, int rank) {
@@ -22,14 +25,16 @@ void join(Segment& segment, int rank) {
 // Answers a rank's doorbell as its watcher thread does.
 struct Watcher {
     const int doorbell;
+    const std::shared_ptr<std::atomic<bool>> answering = std::make_shared<std::atomic<bool>>(false);
     std::atomic<bool> over{false};
     std::thread thread;
-    Watcher(const std::shared_ptr<Segment>& segment, int rank) : doorbell(open_doorbell(*segment, rank)) {
+    Watcher(const std::shared_ptr<Segment>& segment, int rank, Program& program)
+        : doorbell(open_doorbell(*segment, rank)) {
         join(*segment, rank);
-        thread = std::thread([this, segment, rank] {
+        thread = std::thread([this, segment, rank, &program] {
             while (!over) {
                 pollfd notifications{doorbell, POLLIN, 0};
-                if (poll(&notifications, 1, 10) == 1) answer_doorbell(segment, rank, doorbell);
+                if (poll(&notifications, 1, 10) == 1) answer_doorbell(segment, rank, doorbell, program, answering);
             }
         });
     }
@@ -51,14 +56,15 @@ void stacks() {
     const std::string line(1000, 'x');
     std::string text = "first line\n";
     while (text.size() < 100'000) text += line + "\n";
-    program_stacks = [] { return program_text; };
+    static Program program, other;  // two in one process
     const int unwatched = open_doorbell(*segment, 2);
     join(*segment, 2);
     {
-        Watcher one(segment, 0);
-        program_text = "one";
+        Watcher one(segment, 0, program), two(segment, 1, other);
+        program.text = "one", other.text = "two";
         CHECK_EQ(answer_of(request_stacks(*segment, {0}), 0), "one");
-        program_text = text;
+        CHECK_EQ(answer_of(request_stacks(*segment, {1}), 1), "two");
+        program.text = text;
         const RankTexts answers = request_stacks(*segment, {0, 2, 3});
         const std::string kept = answer_of(answers, 0);
         CHECK(kept.size() > 30'000 && kept.rfind("...\n" + line + "\n", 0) == 0 &&

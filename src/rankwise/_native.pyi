@@ -72,6 +72,13 @@ class HostEvents:
     @staticmethod
     def synchronize(event: int, timeout: float | None = None) -> None: ...
 
+class Description:
+    """What the ranks compare besides the arguments of a collective: the shape of its arrays, and the operation of which
+    it is a part ("scan", "exscan" or "").
+    """
+
+    def __init__(self, shape: Sequence[int], operation: str) -> None: ...
+
 class Comm:
     """One rank's communicator in one group of a segment. dtype and op are the contract's numbers."""
 
@@ -105,8 +112,9 @@ class Comm:
     def all_to_all_v(
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> None: ...
-    # For each of these, start_<name> takes the same arguments and `keep`, and returns a Task of the communicator's
-    # stream: operations run there in the order started, before any later blocking call.
+    # Each of these but the barriers also takes `description`, a Description. For each, start_<name> takes the same
+    # arguments, `description` and `keep`, and returns a Task of the communicator's stream: operations run there in the
+    # order started, before any later blocking call.
     def start_call(self, function: Callable[[], None]) -> Task:
         """Run a Python function on the stream. It must not raise. Its own calls of this communicator run at once."""
 
@@ -114,7 +122,6 @@ class Comm:
         """Whether its operations add to `totals`, as they do by default."""
 
     def announce_end(self) -> None: ...
-    def describe(self, shape: Sequence[int], operation: str) -> None: ...
     def call(self, function: Callable[[], T]) -> T:
         """Call a function. Until it returns, only this thread uses the communicator: other threads' calls and started
         ones wait.

@@ -79,7 +79,7 @@ inline void add_to_list(std::string& list, std::string_view item, std::string_vi
     list += item;
 }
 
-// The embedding's interrupt_check stopped the wait (in Python: an exception is pending).
+// The embedding stopped the wait (in Python: an exception is pending).
 struct Interrupted : Error {
     Interrupted() : Error("interrupted") {}
 };

@@ -113,10 +113,9 @@ struct Description {
     Op operation = Op::None;  // the operation that the program called, if it is composed of others
     int dims = 1;             // dimensions of the arrays; the count already describes a single one
     const int64_t* dim = nullptr;
+    bool none() const { return operation == Op::None && dims == 1; }
     uint64_t digest() const;  // never 0
 };
-// The description of the next collective that this thread calls, which consumes it; null for none.
-[[gnu::tls_model("initial-exec")]] inline thread_local constinit const Description* next_description = nullptr;
 
 constexpr Call make_call(Op op, DType dtype = DType::U8, ReduceOp reduce = ReduceOp::SUM, int root = 0,
                          uint64_t amount = 0) {

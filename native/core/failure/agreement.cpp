@@ -49,7 +49,7 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     } arrival(mine.arrival, pack(number, process_));
     wake();
     const Waiter arrivals_end(timeout);
-    Waiter waiter(timeout);                     // until there may be something to do
+    Waiter waiter(timeout, program_);           // until there may be something to do
     std::optional<Clock::time_point> complete;  // when nobody was awaited any more
     const auto ready = [&] {
         uint64_t before = decision.load();

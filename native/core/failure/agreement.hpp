@@ -20,8 +20,9 @@ namespace rankwise {
 class Agreement {
 public:
     // memory: of the communicator that takes part, or null; the rank stops waiting when it is closed.
-    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory)
-        : rank_(rank), n_(n), process_(process), op_(op), shared_(shared), memory_(memory) {}
+    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory,
+              Embedding& program)
+        : rank_(rank), n_(n), process_(process), op_(op), program_(program), shared_(shared), memory_(memory) {}
     // Takes part in the next agreement, and returns its outcome; at the latest `timeout` seconds after this rank has
     // arrived, the others decide without the ranks that are missing. If they have decided without this rank, it is not
     // in `present`. Throws Interrupted; then the rank may take part again. Throws Closed.
@@ -45,6 +46,7 @@ protected:
     const int rank_, n_;
     const uint32_t process_;
     const Op op_;
+    Embedding& program_;  // this rank's
 
 private:
     struct Arrivals {

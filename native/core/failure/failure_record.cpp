@@ -10,10 +10,9 @@
 
 #include "failure/deadlock.hpp"
 #include "failure/stacks.hpp"
+#include "stream/stream.hpp"
 
 namespace rankwise {
-
-std::string (*call_site)() = [] { return std::string(); };
 
 namespace {
 
@@ -146,7 +145,7 @@ std::string call_site_of(const PeerSlot& peer) {
 
 }  // namespace
 
-void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.calls())); }
+void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.calls()), t_.log.options()); }
 
 void FailureRecord::lost(int peer) { lost(peer, name(t_.log.op()), int64_t(t_.log.calls())); }
 
@@ -171,9 +170,9 @@ void FailureRecord::overwritten(const std::string& what, const std::string& oper
     throw_failure(operation, sequence);
 }
 
-void FailureRecord::refuse(const Call& call) {
+void FailureRecord::refuse(const Call& call, const CallOptions& options) {
     refused_ = call;
-    throw_failure(name(call.op()), int64_t(t_.log.calls()) + 1);
+    throw_failure(name(call.op()), int64_t(t_.log.calls()) + 1, options);
 }
 
 void FailureRecord::compare_last() {
@@ -245,7 +244,7 @@ void FailureRecord::publish_call_site() {
     CallSite& site = t_.group.peers[t_.rank].site;
     uint32_t none = 0;
     if (!site.state.compare_exchange_strong(none, 1)) return;
-    std::string text = makes_calls_ ? call_site() : "";
+    std::string text = makes_calls_ ? Stream::call_site(t_.program) : "";
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
     if (refused_.op() != Op::None) site.call = refused_, site.number = t_.log.calls() + 1;
@@ -315,8 +314,7 @@ std::string FailureRecord::awaited_message() const {
 std::string FailureRecord::await_no_writers(const Failure& f) {
     const double limit =
         f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer).count() : t_.ring.timeout.load();
-    const std::vector<int> writers =
-        t_.memory.await_no_writers(std::chrono::duration<double>(limit), Waiter::Interruptible::Yes);
+    const std::vector<int> writers = t_.memory.await_no_writers(Waiter(limit, t_.program));
     if (writers.empty()) return "";
     std::string text = "\n";
     text += list_ranks(writers) +
@@ -325,8 +323,8 @@ std::string FailureRecord::await_no_writers(const Failure& f) {
            writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
 }
 
-void FailureRecord::throw_failure(const std::string& operation, int64_t sequence) {
-    before_waiting();
+void FailureRecord::throw_failure(const std::string& operation, int64_t sequence, const CallOptions& options) {
+    options.before_waiting();
     const Failure f = t_.group.failure();
     const std::string danger = sequence < 0 ? "" : await_no_writers(f);
     const std::string here = operation == name(Op::None)

@@ -11,10 +11,6 @@
 
 namespace rankwise {
 
-// Returns where in the program the calling thread made its call, "train.py:12", or "". Called when the group of that
-// call has failed. Set once by the embedding.
-extern std::string (*call_site)();
-
 // One rank's view of its group's failure record.
 class FailureRecord final : public Failures {
 public:
@@ -28,13 +24,14 @@ public:
     [[noreturn]] void timed_out(uint64_t steps) override;
     [[noreturn]] void overwritten(const char* what, int peer) override;
     // In any operation. sequence: its number, or -1.
-    [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1);
+    [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1,
+                                    const CallOptions& options = {});
     [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
     // Fail the group because `what` of the shared memory holds something that no rank writes there, and throw. It must
     // not be used as an address, an index or a length.
     [[noreturn]] void overwritten(const std::string& what, const std::string& operation, int64_t sequence = -1);
     // The group has failed, so this rank does not begin the call; other ranks see where it made it.
-    [[noreturn]] void refuse(const Call& call);
+    [[noreturn]] void refuse(const Call& call, const CallOptions& options);
     // This rank makes no more calls: throw if the ranks' calls differed and no call of this rank has reported it.
     void compare_last();
 

@@ -14,8 +14,6 @@
 
 namespace rankwise {
 
-std::string (*program_stacks)() = [] { return std::string(); };
-
 namespace {
 
 // The end of a text, from the beginning of a line on.
@@ -44,9 +42,9 @@ bool notify(const RankRecord& r) {
     return seen;
 }
 
-void answer(Segment& segment, RankRecord& r) {
+void answer(Segment& segment, RankRecord& r, Embedding& program) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
-        const std::string text = tail(program_stacks());
+        const std::string text = tail(program.stacks());
         if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kStacksText)
             r.stacks.store(segment.heap().allocate(kStacksText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
@@ -78,24 +76,24 @@ int open_doorbell(Segment& segment, int rank) {
     return both;
 }
 
-void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell) {
+void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell, Embedding& program,
+                     const std::shared_ptr<std::atomic<bool>>& answering) {
     char bytes[64];
     while (read(doorbell, bytes, sizeof bytes) > 0) {
     }
     // The watcher must not wait for the program, which may never release its interpreter.
-    static std::atomic<bool> answering{false};
-    if (answering.exchange(true)) return;
-    engine_thread([segment, rank] {
+    if (answering->exchange(true)) return;
+    engine_thread([segment, rank, &program, answering] {
         RankRecord& r = segment->record(rank);
         do {
             try {
-                answer(*segment, r);
+                answer(*segment, r, program);
             } catch (const Error&) {  // the segment has no memory left: the request times out
-                answering.store(false);
+                answering->store(false);
                 return;
             }
-            answering.store(false);
-        } while (r.stacks_requested.load() != r.stacks_answered.load() && !answering.exchange(true));
+            answering->store(false);
+        } while (r.stacks_requested.load() != r.stacks_answered.load() && !answering->exchange(true));
     }).detach();
 }
 

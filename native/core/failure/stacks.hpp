@@ -3,6 +3,7 @@
 // A rank that is a process has a doorbell: a pipe that its watcher thread (watchdog.cpp) polls. Another process of the
 // same user writes a byte to it; then the rank starts a thread that writes the answer into a block of the segment.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,14 +13,11 @@
 
 namespace rankwise {
 
-// Returns the stacks of this process's threads. Set once by the embedding. Called in an engine thread; it may block for
-// ever.
-extern std::string (*program_stacks)();
-
 // For the answering rank: returns the descriptor to poll, which the caller closes, or -1 if it cannot be opened.
 int open_doorbell(Segment& segment, int rank);
-// To be called when the descriptor is readable.
-void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell);
+// To be called when the descriptor is readable. answering: the rank's own; whether a thread answers.
+void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell, Embedding& program,
+                     const std::shared_ptr<std::atomic<bool>>& answering);
 
 // Request the stacks of these (world) ranks, and wait at most a second in all. Returns the last 32 KiB of each answer,
 // or why a rank did not answer; nothing for a rank that has ended or has no doorbell.

@@ -41,8 +41,8 @@ int32_t exit_status(int pidfd) {
 
 }  // namespace
 
-Watcher::Watcher(Segment& segment, int rank)
-    : rank_(rank), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+Watcher::Watcher(Segment& segment, int rank, Embedding& program)
+    : rank_(rank), program_(program), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       doorbell_(open_doorbell(segment, rank)), watched_(size_t(segment.world_size())) {}
 
 Watcher::~Watcher() {
@@ -111,7 +111,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         }
         const std::shared_ptr<Segment> segment = watched.lock();
         if (!segment) break;
-        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_);
+        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_, program_, answering_);
         else if (fds[1].revents) rings = false;  // the program has closed a descriptor that it did not open
         std::vector<Peer> living;
         const size_t watched_before = peers.size();
@@ -137,11 +137,11 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
     for (const Peer& peer : peers) close(peer.pidfd);
 }
 
-void watch_peers(const std::shared_ptr<Segment>& segment, int rank) {
+void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& program) {
     if (segment->world_size() == 1) return;
     const bool first = !segment->watcher;
     if (first) {
-        const auto watcher = std::make_shared<Watcher>(*segment, rank);
+        const auto watcher = std::make_shared<Watcher>(*segment, rank, program);
         segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
     }
     if (!segment->watcher->watch_present(*segment)) {  // the death of an unwatched peer could go unnoticed

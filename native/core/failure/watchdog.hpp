@@ -14,7 +14,7 @@ namespace rankwise {
 // it are stopped.
 class Watcher : public std::enable_shared_from_this<Watcher> {
 public:
-    Watcher(Segment& segment, int rank);
+    Watcher(Segment& segment, int rank, Embedding& program);
     ~Watcher();
     Watcher(const Watcher&) = delete;
     // Watch the present processes of the next kWatched ranks that are alive, by their pids or, in other PID namespaces,
@@ -32,17 +32,19 @@ private:
     void watch(const std::weak_ptr<Segment>& watched);
     void take_added(std::vector<Peer>& peers);
     const int rank_;
+    Embedding& program_;       // this rank's
     const int pid_;            // a forked child's copy has no effect
     const int notifications_;  // eventfd: there are further processes to watch, or the segment is gone
     const int doorbell_;       // through which other ranks request this rank's stacks (stacks.hpp)
+    const std::shared_ptr<std::atomic<bool>> answering_ = std::make_shared<std::atomic<bool>>(false);
     std::mutex mutex_;
     std::vector<Peer> added_;        // not yet taken by the thread
     std::vector<uint32_t> watched_;  // for each rank, the number of the latest watched process + 1
 };
 
 // Watch other ranks of `segment`, until this process unmaps it. Called again after ranks have been replaced. Throws
-// Error if this process may not open the files that it takes.
-void watch_peers(const std::shared_ptr<Segment>& segment, int rank);
+// Error if this process may not open the files that it takes. program: this rank's.
+void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& program);
 // End this process when the process `pid` ends: with SIGTERM, and a second later with SIGKILL.
 void end_with(int pid);
 

@@ -234,15 +234,15 @@ void Segment::give_up(int rank) {
     announce_roster();
 }
 
-std::string Segment::how_it_ended(int rank, uint32_t process) const {
+std::string Segment::how_it_ended(int rank, uint32_t process, Embedding& program) const {
     const RankRecord& r = record(rank);
     const auto ends = [&] { return ended(rank, process) || r.ending.load() > process; };
-    Waiter waiter(kSureStatus);
+    Waiter waiter(kSureStatus, program);
     const auto known = [&] {
         if (exit_status(rank, process) != kStatusUnknown || r.exit_status.load() >> 32 > process) return true;
         return waiter.spent() > kLikelyStatus && !(header_->statuses_expected.load() && ends());
     };
-    waiter.watch(std::chrono::milliseconds(1), known, Waiter::Interruptible::Yes);
+    waiter.watch(std::chrono::milliseconds(1), known);
     const int32_t status = exit_status(rank, process);
     if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);

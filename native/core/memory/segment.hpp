@@ -17,6 +17,7 @@
 #include "base/policy.hpp"
 #include "base/qualified_pid.hpp"
 #include "memory/heap.hpp"
+#include "sync/embedding.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {
@@ -134,8 +135,8 @@ public:
     void give_up(int rank);
     // How a process ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a
     // launcher is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly
-    // about to exit. Throws Interrupted.
-    std::string how_it_ended(int rank, uint32_t process) const;
+    // about to exit. Throws Interrupted, by `program`.
+    std::string how_it_ended(int rank, uint32_t process, Embedding& program) const;
     // A number for a new group, unique in the job.
     uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }
     // Show a group by this name in messages and traces, cut to 56 characters; those that are not ASCII become "?".

@@ -4,10 +4,11 @@
 
 namespace rankwise {
 
-bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag, bool object) {
+bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
+                          bool object) {
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
     if (bytes > (object ? tuning::kShortObject : tuning::kShortMessage) || to == rank_) return false;
-    const auto lock = lock_requests();
+    const auto lock = lock_requests(options);
     Outgoing& out = outgoing_[to];
     if (closing_ || !out.idle() || group_.failed()) return false;
     Channel& c = *channel(rank_, to, true);
@@ -25,16 +26,16 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
     return true;
 }
 
-bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag) {
+bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
     if (count * itemsize(dtype) > tuning::kShortMessage) return false;
     const auto accept = [&](const Header& h) {
         return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
     };
-    return bool(take_short(from, tag, accept));
+    return bool(take_short(from, tag, accept, options));
 }
 
-std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept) {
-    return take_short(from, tag, accept);
+std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept, const CallOptions& options) {
+    return take_short(from, tag, accept, options);
 }
 
 // The channel from a rank whose next message begins a header there, or null.
@@ -43,10 +44,11 @@ Channel* Messages::readable(int from) {
     return from == rank_ || in.message || in.pad || posted_[from] ? nullptr : channel(from, rank_, false);
 }
 
-template <class Take> std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept) {
+template <class Take>
+std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept, const CallOptions& options) {
     const uint64_t began = tracer_.measured() ? ticks() : 0;
     if (from == rank_) return std::nullopt;
-    const auto lock = lock_requests();
+    const auto lock = lock_requests(options);
     if (closing_ || group_.failed() || arrived_.first_for(from, tag)) return std::nullopt;
     const int first = from == kAny ? 0 : from, last = from == kAny ? n_ - 1 : from;
     Channel* const only = from == kAny ? nullptr : readable(from);

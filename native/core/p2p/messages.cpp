@@ -76,18 +76,18 @@ void Messages::overwritten(const char* what, int from, int to) {
 }
 
 // Another thread may hold the mutex for milliseconds while it copies a large message.
-std::unique_lock<std::mutex> Messages::lock_requests() {
+std::unique_lock<std::mutex> Messages::lock_requests(const CallOptions& options) {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
-        before_waiting();
+        options.before_waiting();
         lock.lock();
     }
     return lock;
 }
 
-void Messages::check_open(const char* operation) {
+void Messages::check_open(const char* operation, const CallOptions& options) {
     if (closing_) throw Closed("this communicator is closed");
-    if (group_.failed()) failures_.throw_failure(operation);
+    if (group_.failed()) failures_.throw_failure(operation, -1, options);
 }
 
 // These loads are sequentially consistent, as is the exchange before them that has changed the channel, and as are, in
@@ -113,23 +113,25 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     return r;
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits) {
-    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), waits);
+std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                        const CallOptions& options, bool waits) {
+    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), options, waits);
 }
 
-std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, bool waits) {
+std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options,
+                                               bool waits) {
     uint64_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
     const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag);
     r->object_ = true;
     r->parts_ = std::move(parts);
-    return start_send(r, waits);
+    return start_send(r, options, waits);
 }
 
-std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool waits) {
+std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
     const int to = r->peer_;
-    const auto lock = lock_requests();
-    check_open(name(Op::Send));
+    const auto lock = lock_requests(options);
+    check_open(name(Op::Send), options);
     trace(*r, waits);
     if (to == rank_) {  // arrives at once
         auto message = arrive(rank_, header_of(*r));
@@ -155,19 +157,21 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, bool w
     return r;
 }
 
-std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag), waits);
+std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                        const CallOptions& options, bool waits) {
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag), options, waits);
 }
 
-std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, bool waits) {
+std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options,
+                                            bool waits) {
     const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag);
     r->wanted_ = wanted;
-    return start_recv(r, waits);
+    return start_recv(r, options, waits);
 }
 
-std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, bool waits) {
-    const auto lock = lock_requests();
-    check_open(name(Op::Recv));
+std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
+    const auto lock = lock_requests(options);
+    check_open(name(Op::Recv), options);
     trace(*r, waits);
     try {
         if (Message* const m = first_arrived(r->peer_, r->tag_, r.get()); !m) {

@@ -40,20 +40,25 @@ public:
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // waits: the caller will wait at once, so the progress thread need not be woken.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag, bool waits = false);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag, bool waits = false);
+    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                  const CallOptions& options = {}, bool waits = false);
+    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
+                                  const CallOptions& options = {}, bool waits = false);
     // An object: the parts, one after the other.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, bool waits = false);
+    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options = {},
+                                         bool waits = false);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
-    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, bool waits = false);
+    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options = {},
+                                      bool waits = false);
     // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait
     // for others.
-    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag, bool object = false);
-    bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag);
+    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
+                    bool object = false);
+    bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options);
     // accept: returns the memory for a message, or null if this receive does not take it.
     using Accept = std::function<uint8_t*(const Header&)>;
-    std::optional<Arrival> recv_short(int from, int tag, const Accept& accept);
+    std::optional<Arrival> recv_short(int from, int tag, const Accept& accept, const CallOptions& options);
     // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
@@ -67,7 +72,7 @@ public:
     // The requests that have failed, and whose error no `wait` has raised yet; each is returned once.
     std::vector<std::shared_ptr<Request>> take_failed();
     // Waits until every request of this rank is complete.
-    void sync(double timeout);
+    void sync(double timeout, const CallOptions& options = {});
     // Waits at most `timeout` seconds for the sends. Returns a text about what is incomplete.
     std::string close(double timeout);
 
@@ -124,8 +129,8 @@ private:
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
-    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, bool waits);
-    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, bool waits);
+    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
+    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
     bool push(int to, bool at_once = true);
@@ -163,7 +168,8 @@ private:
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
     static void give_memory(Request& receive, Message& message);
     Channel* readable(int from);
-    template <class Take> std::optional<Arrival> take_short(int from, int tag, const Take& accept);
+    template <class Take>
+    std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);
     void trace(Request& request, bool waits);
     // began: in ticks, or 0 if nobody measures.
@@ -174,13 +180,14 @@ private:
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;     // something is left to do for the progress thread
     bool unfinished() const;  // something that this rank has started, and not given up, is not complete
-    std::unique_lock<std::mutex> lock_requests();
+    std::unique_lock<std::mutex> lock_requests(const CallOptions& options = {});
     void notify(int whom);
-    void check_open(const char* operation);  // with mutex_ locked
+    void check_open(const char* operation, const CallOptions& options = {});  // with mutex_ locked
     class Waiting;
     class Foreground;
     template <class Done>
-    bool wait_until(std::optional<double> timeout, Done&& done, Request* request, bool probes = false);
+    bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
+                    bool probes = false);
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);
     static std::string awaited_text(const Request& request);

@@ -79,13 +79,14 @@ private:
 // Returns true as soon as done() is. After `limit` seconds, by default the communicator's timeout, it throws TimedOut,
 // or, with `probes`, returns false. request: the one that the program waits for, or null.
 template <class Done>
-bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* request, bool probes) {
+bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* request, const CallOptions& options,
+                          bool probes) {
     const GroupMemory::Use lease = memory_->lease();
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
     bool moved = false;
     auto try_once = [&] {
-        const auto lock = lock_requests();
+        const auto lock = lock_requests(options);
         if (closing_) throw Closed(kClosedTooEarly);
         moved = progress();
         return done();
@@ -94,8 +95,8 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         if (try_once()) return true;
         cpu_relax();
     }
-    before_waiting();
-    Waiter waiter(timeout);
+    options.before_waiting();
+    Waiter waiter(timeout, transport_.program);
     Foreground foreground(*this, request);
     const auto poll_once = [&] {
         if (try_once()) return true;
@@ -140,12 +141,12 @@ void Messages::timed_out(double timeout, const Request* request) {
                    request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
 }
 
-void Messages::sync(double timeout) {
+void Messages::sync(double timeout, const CallOptions& options) {
     {
         std::lock_guard lock(mutex_);
         if (!unfinished()) return;
     }
-    wait_until(timeout, [&] { return !unfinished(); }, nullptr);
+    wait_until(timeout, [&] { return !unfinished(); }, nullptr, options);
 }
 
 std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
@@ -160,7 +161,7 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
             messages.end_trace(receive, false);
         }
     } end{*this, *receive};
-    wait_until(timeout, [&] { return bool(found = arrival(from, tag)); }, receive.get(), true);
+    wait_until(timeout, [&] { return bool(found = arrival(from, tag)); }, receive.get(), {}, true);
     return found;
 }
 
@@ -262,20 +263,20 @@ std::string Messages::close(double timeout) {
     return trouble;
 }
 
-void Request::wait(std::optional<double> timeout) {
-    settle(timeout);
+void Request::wait(std::optional<double> timeout, const CallOptions& options) {
+    settle(timeout, options);
     if (cancelled_ && !complete_) throw Closed("the operation was cancelled");
     if (failure_.empty()) return;
     raised_ = true;
     throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
-void Request::settle(std::optional<double> timeout) {
+void Request::settle(std::optional<double> timeout, const CallOptions& options) {
     if (complete_) return;
     auto messages = messages_.lock();
     if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
-    messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this);
+    messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this, options);
 }
 
 bool Request::done() {

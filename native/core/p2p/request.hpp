@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "p2p/linked_list.hpp"
+#include "sync/embedding.hpp"
 #include "trace/trace.hpp"
 
 namespace rankwise {
@@ -69,9 +70,9 @@ class Request : public std::enable_shared_from_this<Request> {
 public:
     // Waits until it is complete, at most `timeout` seconds, by default the communicator's. After TimedOut the request
     // is still in progress.
-    void wait(std::optional<double> timeout);
+    void wait(std::optional<double> timeout, const CallOptions& options = {});
     // The same, but without raising the error of a receive whose message does not fit it.
-    void settle(std::optional<double> timeout);
+    void settle(std::optional<double> timeout, const CallOptions& options = {});
     bool done();
     bool complete() const { return complete_; }
     bool cancelled() const { return cancelled_; }

@@ -55,8 +55,8 @@ std::shared_ptr<HostStream> stream_of(uint64_t number) {
 
 }  // namespace
 
-std::shared_ptr<HostStream> HostStream::create() {
-    auto stream = std::make_shared<HostStream>();
+std::shared_ptr<HostStream> HostStream::create(Embedding& program) {
+    auto stream = std::make_shared<HostStream>(program);
     Lock lock(table().mutex);
     stream->handle_ = ++table().last;
     table().streams[stream->handle_] = stream;

@@ -11,7 +11,8 @@ namespace rankwise {
 // A stream for the program's own work. Its handle never equals kThisThread.
 class HostStream : public Stream {
 public:
-    static std::shared_ptr<HostStream> create();
+    using Stream::Stream;
+    static std::shared_ptr<HostStream> create(Embedding& program = Embedding::none);
     ~HostStream();
     uint64_t handle() const { return handle_; }
 

@@ -8,12 +8,6 @@
 
 namespace rankwise {
 
-namespace {
-
-thread_local const void* running_stream = nullptr;  // the core of the stream that this thread runs
-
-}  // namespace
-
 void Task::finish() {
     body_ = nullptr;
     state_.fetch_or(kDone);
@@ -34,19 +28,9 @@ void Task::cancel(std::exception_ptr why) {
     finish();
 }
 
-void Task::wait(double timeout) {
-    const auto check = [this] {
-        if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
-        if (running_stream && stream_ == running_stream)
-            throw Error("work on a stream cannot wait for work queued behind it on the same stream");
-    };
-    if (!Waiter(timeout).sleep({state_}, [this] { return done(); }, check))
-        throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {},
-                       {}, "wait", -1);
-    if (failure_) std::rethrow_exception(failure_);
-}
-
 struct Stream::Core {
+    static thread_local const Core* running_here;  // the one that this thread runs
+
     std::mutex mutex;
     std::condition_variable settled;  // wakes whoever waits: all tasks have run, or no thread runs the stream any more
     std::deque<std::shared_ptr<Task>> queue;
@@ -56,8 +40,10 @@ struct Stream::Core {
     std::atomic<uint32_t> pending{0};
     std::atomic<bool> closing{false};
     bool running = false;  // a thread runs the stream
+    Embedding& program;
     const unsigned forks = forks_so_far();
 
+    explicit Core(Embedding& program) : program(program) {}
     void run();
     Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
     bool forked() const { return forks != forks_so_far(); }
@@ -67,14 +53,24 @@ struct Stream::Core {
     }
 };
 
-Stream::Stream() : core_(std::make_shared<Core>()), pending_(&core_->pending) {}
+thread_local const Stream::Core* Stream::Core::running_here = nullptr;
 
-bool Stream::on_own_thread() const { return running_stream == core_.get(); }
+Stream::Stream(Embedding& program) : core_(std::make_shared<Core>(program)), pending_(&core_->pending) {}
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code, std::shared_ptr<void> keep) {
+bool Stream::on_own_thread() const { return Core::running_here == core_.get(); }
+
+std::string Stream::call_site(Embedding& program) {
+    if (!is_engine_thread) return program.call_site();
+    return Core::running_here && Core::running_here->current ? Core::running_here->current->site_ : "";
+}
+
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code, std::shared_ptr<void> keep,
+                                     std::string site) {
     core_->check_usable();
     auto task = std::make_shared<Task>(std::move(body), std::move(keep));
     task->stream_ = core_.get();
+    task->program_ = &core_->program;
+    task->site_ = std::move(site);
     task->user_code_ = user_code;
     std::lock_guard lock(core_->mutex);
     if (core_->closing) throw Closed("this stream is closed");
@@ -83,6 +79,18 @@ std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code,
     core_->queue.push_back(task);
     core_->pending.fetch_add(1);
     return task;
+}
+
+void Task::wait(double timeout) {
+    const auto check = [this] {
+        if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
+        if (stream_ && stream_ == Stream::Core::running_here)
+            throw Error("work on a stream cannot wait for work queued behind it on the same stream");
+    };
+    if (!Waiter(timeout, *program_).sleep({state_}, [this] { return done(); }, check))
+        throw TimedOut("the operation was not complete within " + seconds(timeout) + "; it stays queued", timeout, {},
+                       {}, "wait", -1);
+    if (failure_) std::rethrow_exception(failure_);
 }
 
 std::shared_ptr<Task> Stream::mark() {
@@ -128,14 +136,15 @@ Stream::Outcome Stream::Core::wait_for(const std::shared_ptr<Task>& mark, const 
         else return stop && stop();
         return true;
     };
-    Waiter(kForever, stop ? std::chrono::nanoseconds(kLongestSleep) : kForever).sleep({mark->state_}, ended, [] {});
+    Waiter(kForever, Embedding::none, stop ? std::chrono::nanoseconds(kLongestSleep) : kForever)
+        .sleep({mark->state_}, ended, [] {});
     std::lock_guard lock(mutex);
     awaited.reset();
     return outcome;
 }
 
 void Stream::Core::run() {
-    running_stream = this;
+    running_here = this;
     std::unique_lock lock(mutex);
     while (!closing && !queue.empty()) {
         current = std::move(queue.front());
@@ -149,7 +158,7 @@ void Stream::Core::run() {
         if (pending.fetch_sub(1) == 1) settled.notify_all();
     }
     running = false;
-    running_stream = nullptr;
+    running_here = nullptr;
     settled.notify_all();
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "sync/embedding.hpp"
 #include "sync/forks.hpp"
 #include "sync/waiting.hpp"
 
@@ -36,16 +37,20 @@ private:
     std::atomic<uint32_t> state_{0};  // futex: kDone, and above it a count of wake-ups
     const unsigned forks_ = forks_so_far();
     const void* stream_ = nullptr;  // the core of the stream on which it is queued
+    Embedding* program_ = &Embedding::none;
+    std::string site_;  // where the program submitted it
     bool user_code_ = false;
 };
 
 class Stream {
 public:
-    Stream();
+    // program: whose threads wait for the tasks.
+    explicit Stream(Embedding& program = Embedding::none);
     Stream(const Stream&) = delete;
     ~Stream() { close(0); }
-    // user_code: the body is the program's own code, which may never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool user_code = false, std::shared_ptr<void> keep = {});
+    // user_code: the body is the program's own code, which may never return. site: where the program submits it.
+    std::shared_ptr<Task> submit(std::function<void()> body, bool user_code = false, std::shared_ptr<void> keep = {},
+                                 std::string site = {});
     // A mark at the current end of the queue.
     std::shared_ptr<Task> mark();
     // A mark that is already reached.
@@ -61,6 +66,9 @@ public:
     bool idle() const { return pending_->load() == 0 || last_is_done(); }
     // The same, not counting a task that calls this.
     bool idle_but_for_caller() const { return pending_->load() <= (on_own_thread() ? 1 : 0); }
+    // Where the program made the call that this thread runs: in a stream's thread, where it submitted the task; "" in
+    // any other engine thread.
+    static std::string call_site(Embedding& program);
     // Whether the caller is the thread that runs the tasks.
     bool on_own_thread() const;
     // Waits until all tasks submitted before have run, at most `timeout` seconds. Throws TimedOut.
@@ -72,6 +80,7 @@ public:
     bool close(double timeout);
 
 private:
+    friend class Task;
     // A task is done for its waiters slightly before its thread has decremented `pending`.
     bool last_is_done() const;
     struct Core;

@@ -10,6 +10,7 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/policy.hpp"
+#include "sync/embedding.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {
@@ -24,11 +25,12 @@ struct Doorbell {
 // One wait of one thread.
 class Waiter {
 public:
-    // timeout: from now on. longest: of one sleep.
-    explicit Waiter(std::chrono::duration<double> timeout, std::chrono::nanoseconds longest = kLongestSleep)
-        : timeout_(timeout), longest_(longest) {}
-    explicit Waiter(double seconds, std::chrono::nanoseconds longest = kLongestSleep)
-        : Waiter(std::chrono::duration<double>(seconds), longest) {}
+    // timeout: from now on. program: may interrupt the wait, but not in an engine thread. longest: of one sleep.
+    explicit Waiter(std::chrono::duration<double> timeout, Embedding& program = Embedding::none,
+                    std::chrono::nanoseconds longest = kLongestSleep)
+        : program_(program), timeout_(timeout), longest_(longest) {}
+    explicit Waiter(double seconds, Embedding& program = Embedding::none)
+        : Waiter(std::chrono::duration<double>(seconds), program) {}
     std::chrono::duration<double> spent() const { return Clock::now() - since_; }
     std::chrono::duration<double> left() const { return timeout_ - spent(); }
     // Moves the deadline.
@@ -74,26 +76,28 @@ public:
             if (left.count() <= 0) return false;
             futex_sleep(doorbell.futex, seen, sleep_limit(left, longest_));
             if (done()) return true;
-            if (interrupted()) throw Interrupted();
+            check_interrupted();
         }
     }
 
     // For what notifies no doorbell: checks done() every `interval`, or after each yield if that is 0.
-    enum class Interruptible : bool { No, Yes };
-    template <class Done>
-    bool watch(std::chrono::microseconds interval, const Done& done,
-               Interruptible interruptible = Interruptible::No) const {
+    template <class Done> bool watch(std::chrono::microseconds interval, const Done& done) const {
         while (!done()) {
             if (left().count() <= 0) return false;
             if (interval.count()) usleep(useconds_t(interval.count()));
             else sched_yield();
-            if (interruptible == Interruptible::Yes && interrupted()) throw Interrupted();
+            check_interrupted();
         }
         return true;
     }
 
 private:
+    void check_interrupted() const {
+        if (!is_engine_thread && program_.interrupted()) throw Interrupted();
+    }
+
     static constexpr int kPollsPerClock = 16;
+    Embedding& program_;
     const Clock::time_point since_ = Clock::now();
     Clock::time_point polls_since_ = since_;
     std::chrono::duration<double> timeout_;

@@ -18,8 +18,6 @@
 
 namespace rankwise {
 
-bool (*interrupt_check)() = [] { return false; };
-
 namespace {
 
 // The quota of cgroup v2 (cpu.max: "max 100000" or "150000 100000") or v1, in cores; 0 for none.

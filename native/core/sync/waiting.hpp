@@ -75,24 +75,7 @@ inline void futex_notify(std::atomic<uint32_t>& word) {
     futex_wake_all(word);
 }
 
-// Called in the waiting thread after a signal, and at least once per kLongestSleep of sleep. Returns true
-// to stop the wait (in Python: a signal handler raised). Set once by the embedding.
-extern bool (*interrupt_check)();
 inline int WaitPolicy::may_yield() const { return is_engine_thread ? 0 : yields; }
-inline bool interrupted() { return !is_engine_thread && interrupt_check(); }
-
-// A lock of the embedding (in Python: the GIL) that the calling thread keeps during a short call, and releases before
-// it waits for longer than a few polls. Set by the embedding for the duration of the call.
-struct ReleasedToWait {
-    virtual void release() = 0;
-
-protected:
-    ~ReleasedToWait() = default;
-};
-[[gnu::tls_model("initial-exec")]] inline thread_local constinit ReleasedToWait* released_to_wait = nullptr;
-inline void before_waiting() {
-    if (released_to_wait) released_to_wait->release();
-}
 
 // How long to sleep if the deadline is `left` seconds away, at most `longest`.
 inline std::chrono::nanoseconds sleep_limit(std::chrono::duration<double> left,

@@ -21,10 +21,11 @@ void CallLog::describe(const Description& description) {
     here.number.store(calls_ + 1, std::memory_order_release);
 }
 
-void CallLog::begin(const Call& call, uint64_t bytes, const Description* description) {
+void CallLog::begin(const Call& call, uint64_t bytes, const CallOptions& options) {
     call_ = call;
+    options_ = options;
     ++calls_;
-    const uint64_t amount = description ? call.amount ^ description->digest() : call.amount;
+    const uint64_t amount = options.description.none() ? call.amount : call.amount ^ options.description.digest();
     history_ = mix(mix(history_, call.what), amount);
     own_.calls.store(calls_, std::memory_order_relaxed);
     bytes_ = bytes;
@@ -47,6 +48,7 @@ void CallLog::end() {
     if (measured) tracer_.count(call_.op(), now - began_, waited_, bytes_);
     unpublished_bytes_ += bytes_;
     if (unpublished_bytes_ >= kTimedFrom) publish_bytes();
+    options_ = {};
 }
 
 void CallLog::publish_bytes() {

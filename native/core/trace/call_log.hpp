@@ -1,6 +1,7 @@
 // The calls that a rank makes in a group: what the ranks compare, and what observers see of the current call.
 #pragma once
 #include "memory/group_segment.hpp"
+#include "sync/embedding.hpp"
 #include "trace/trace.hpp"
 
 namespace rankwise {
@@ -12,15 +13,16 @@ public:
 
     const Call& call() const { return call_; }  // the current one
     Op op() const { return call_.op(); }
-    uint64_t calls() const { return calls_; }      // begun so far: the number of the current one
-    uint64_t history() const { return history_; }  // digest of all calls so far
+    const CallOptions& options() const { return options_; }  // of the current call
+    uint64_t calls() const { return calls_; }                // begun so far: the number of the current one
+    uint64_t history() const { return history_; }            // digest of all calls so far
     bool part() const { return tracer_.part(); }
     void set_counted(bool now) { tracer_.set_counted(now); }
 
     // Publish the description of the next call, which other ranks show if the calls differ.
     void describe(const Description& description);
-    // A call on `bytes` of data begins. description may be null.
-    void begin(const Call& call, uint64_t bytes, const Description* description);
+    // A call on `bytes` of data begins.
+    void begin(const Call& call, uint64_t bytes, const CallOptions& options);
     // Correct the number of bytes that begin() gave.
     void set_bytes(uint64_t bytes) { bytes_ = bytes; }
     // Enter the call into the trace, unless it has its entry.
@@ -48,6 +50,7 @@ private:
     uint64_t bytes_ = 0;              // of the current call
     uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
     Call call_{};
+    CallOptions options_{};
     uint64_t history_ = 0;
     uint64_t calls_ = 0;
 };

@@ -11,6 +11,7 @@
 
 #include "base/policy.hpp"
 #include "memory/group_segment.hpp"
+#include "sync/embedding.hpp"
 #include "transport/numa_nodes.hpp"
 
 namespace rankwise {
@@ -43,8 +44,9 @@ struct Settings {
     bool part = false;                   // its operations are parts of another communicator's, which traces them
     Tuning tuning{};
     int numa_node = 0;  // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
-    uint64_t unexpected_bytes = 64 << 20;  // limit on the unexpected messages that this rank keeps
-    std::vector<int> numa_nodes{};         // of each rank of the segment, and overrides numa_node; or none
+    uint64_t unexpected_bytes = 64 << 20;   // limit on the unexpected messages that this rank keeps
+    std::vector<int> numa_nodes{};          // of each rank of the segment, and overrides numa_node; or none
+    Embedding* program = &Embedding::none;  // may differ between the ranks
 };
 
 struct Conditions {

@@ -106,20 +106,18 @@ void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) 
     copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
-std::vector<int> PeerMemory::await_no_writers(std::chrono::duration<double> limit,
-                                              Waiter::Interruptible interruptible) {
+std::vector<int> PeerMemory::await_no_writers(const Waiter& waiter) {
     std::vector<int> writers;
     if (!exposed_) return writers;
     set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
     fail_group(group_, Cause::PeerLost, rank_, log_.calls(), std::string("left ") + name(log_.op()));
-    Waiter waiter(limit);
     for (int p = 0; p < n_; ++p) {
         const auto stopped = [&] {
             return p == rank_ || !group_.peers[p].writing.load() ||
                    segment_.ended(members_[size_t(p)].world_rank, members_[size_t(p)].process);
         };
-        if (!waiter.watch(std::chrono::microseconds(100), stopped, interruptible)) writers.push_back(p);
+        if (!waiter.watch(std::chrono::microseconds(100), stopped)) writers.push_back(p);
     }
     exposed_ = false;
     return writers;

@@ -93,8 +93,7 @@ public:
     void set_exposed(bool now) { exposed_ = now; }
     // If so, fail the group, and wait until no peer writes there any more. Returns the ranks that are still writing,
     // which only a rank that is stopped can do for so long.
-    std::vector<int> await_no_writers(std::chrono::duration<double> limit = kStoppedPeer,
-                                      Waiter::Interruptible interruptible = Waiter::Interruptible::No);
+    std::vector<int> await_no_writers(const Waiter& waiter = Waiter(kStoppedPeer));
 
 private:
     QualifiedPid pid_of(int peer) const {

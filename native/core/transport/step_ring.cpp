@@ -4,8 +4,9 @@
 
 namespace rankwise {
 
-StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures)
-    : rank(rank), n(memory.group().nranks), group_(memory.group()), log_(log), failures_(failures),
+StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures,
+                   Embedding& program)
+    : rank(rank), n(memory.group().nranks), group_(memory.group()), log_(log), failures_(failures), program_(program),
       heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
       staging_(group_.base() + group_.staging), slot_bits_(std::countr_zero(slot_bytes_)) {}
 
@@ -88,8 +89,8 @@ void StepRing::balance_cores() {
 }
 
 void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
-    before_waiting();
-    Waiter waiter(timeout.load());
+    log_.options().before_waiting();
+    Waiter waiter(timeout.load(), program_);
     CallLog::Wait timed(log_);
     if (policy_.first_polls) move_to_own_core(peer);
     else if (!is_engine_thread) balance_cores();

@@ -30,7 +30,8 @@ static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCel
 
 class StepRing {
 public:
-    StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures);
+    StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures,
+             Embedding& program);
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
@@ -152,6 +153,7 @@ private:
     GroupSegment& group_;
     CallLog& log_;
     Failures& failures_;
+    Embedding& program_;
     const Heap& heap_;
     const uint64_t offset_;    // of the group in the segment
     const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them

@@ -14,15 +14,15 @@ namespace rankwise {
 
 class alignas(kCacheLine) Transport {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
-    // part: as in Settings.
-    Transport(Segment& segment, const GroupMemory& owned, int rank, bool part, Failures& failures)
-        : segment(segment), group(owned.group()), failures(failures), members(members_of(group)), rank(rank),
-          n(int(members.size())), log(segment, group, rank, part), ring(segment, owned, rank, log, failures),
-          memory(segment, group, members, rank, log, failures) {}
+    Transport(Segment& segment, const GroupMemory& owned, int rank, const Settings& settings, Failures& failures)
+        : segment(segment), group(owned.group()), failures(failures), program(*settings.program),
+          members(members_of(group)), rank(rank), n(int(members.size())), log(segment, group, rank, settings.part),
+          ring(segment, owned, rank, log, failures, program), memory(segment, group, members, rank, log, failures) {}
 
     Segment& segment;
     GroupSegment& group;
     Failures& failures;
+    Embedding& program;
     const std::vector<Member> members;  // by rank
     const int rank, n;
     CallLog log;
@@ -40,7 +40,7 @@ public:
         return segment.ended(members[size_t(peer)].world_rank, members[size_t(peer)].process);
     }
     std::string how_it_ended(int peer) const {
-        return segment.how_it_ended(members[size_t(peer)].world_rank, members[size_t(peer)].process);
+        return segment.how_it_ended(members[size_t(peer)].world_rank, members[size_t(peer)].process, program);
     }
     // kScratch bytes of private memory for data read from peers.
     uint8_t* scratch() {

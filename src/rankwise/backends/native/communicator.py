@@ -96,13 +96,7 @@ class EngineCommunicator(OpenCommunicator):
         self._comm.set_counted(now)
 
     def run(self, call: Call) -> None:
-        self._describe(call)
-        getattr(self._comm, _engine_name(call.operation))(*call.arguments)
-
-    def _describe(self, call: Call) -> None:
-        """Let the ranks compare what the arguments of this thread's next call of the engine do not say."""
-        if call.shape is not None:
-            self._comm.describe(call.shape, call.part_of)
+        getattr(self._comm, _engine_name(call.operation))(*_arguments(call))
 
     def name_group(self, name: str) -> None:
         self._comm.name_group(name)
@@ -111,8 +105,8 @@ class EngineCommunicator(OpenCommunicator):
         return self._comm.call(function)
 
     def start(self, call: Call, keep: object = None) -> Work[None]:
-        self._describe(call)
-        return EngineWork(getattr(self._comm, f"start_{_engine_name(call.operation)}")(*call.arguments, keep))
+        start = getattr(self._comm, f"start_{_engine_name(call.operation)}")
+        return EngineWork(start(*_arguments(call), keep=keep))
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
@@ -211,6 +205,13 @@ class EngineCommunicator(OpenCommunicator):
 def _engine_name(operation: Operation) -> str:
     """The engine's method that runs an operation."""
     return "barrier_without_sync" if operation is BARRIER else operation.name
+
+
+def _arguments(call: Call) -> tuple[object, ...]:
+    """The engine's: the call's own, and what the ranks compare besides them."""
+    if call.shape is None:
+        return call.arguments
+    return (*call.arguments, _native.Description(call.shape, call.part_of))
 
 
 def join(

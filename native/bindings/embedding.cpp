@@ -1,11 +1,6 @@
-#include "call_sites.hpp"
+#include "embedding.hpp"
 
 #include "bindings.hpp"
-#include "failure/failure_record.hpp"
-#include "failure/stacks.hpp"
-#include "gil.hpp"
-
-thread_local const std::string* started_at = nullptr;
 
 namespace {
 
@@ -26,33 +21,33 @@ bool passes_on(const char* file) {
            name.find("/torch/distributed/") != std::string_view::npos;
 }
 
-}  // namespace
-
-std::string python_call_site() {
-    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-    std::string site;
-    while (frame && site.empty()) {
-        PyCodeObject* code = PyFrame_GetCode(frame);
-        const char* file = PyUnicode_AsUTF8(code->co_filename);
-        if (!file) PyErr_Clear();
-        else if (!passes_on(file)) site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
-        Py_DECREF(code);
-        PyFrameObject* caller = PyFrame_GetBack(frame);
-        Py_DECREF(frame);
-        frame = caller;
-    }
-    Py_XDECREF(frame);
-    return site;
-}
-
-void bind_call_sites() {
-    rankwise::call_site = [] {
-        if (started_at) return *started_at;
-        if (rankwise::is_engine_thread) return std::string();
+// A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
+struct Python final : rankwise::Embedding {
+    bool interrupted() override {
         HoldGil gil;
-        return python_call_site();
-    };
-    rankwise::program_stacks = [] {
+        return PyErr_CheckSignals() != 0;
+    }
+
+    // The innermost frame outside this package.
+    std::string call_site() override {
+        HoldGil gil;
+        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+        std::string site;
+        while (frame && site.empty()) {
+            PyCodeObject* code = PyFrame_GetCode(frame);
+            const char* file = PyUnicode_AsUTF8(code->co_filename);
+            if (!file) PyErr_Clear();
+            else if (!passes_on(file)) site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+            Py_DECREF(code);
+            PyFrameObject* caller = PyFrame_GetBack(frame);
+            Py_DECREF(frame);
+            frame = caller;
+        }
+        Py_XDECREF(frame);
+        return site;
+    }
+
+    std::string stacks() override {
         HoldGil gil;
         // No destructor may run while this thread is unwound because the interpreter shuts down, so no nb::object here.
         PyObject* text = acquiring_gil([]() -> PyObject* {
@@ -67,5 +62,12 @@ void bind_call_sites() {
         } catch (const std::exception& e) {
             return std::string("its interpreter failed to format them: ") + e.what();
         }
-    };
+    }
+};
+
+}  // namespace
+
+rankwise::Embedding& python() {
+    static Python one;
+    return one;
 }

@@ -1,0 +1,5 @@
+// Python as the program that embeds the engine.
+#pragma once
+#include "sync/embedding.hpp"
+
+rankwise::Embedding& python();

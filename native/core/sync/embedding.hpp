@@ -1,0 +1,44 @@
+// What the engine needs of the program that embeds it: of its language's interpreter, and of the code that makes a
+// call.
+#pragma once
+#include <string>
+
+#include "base/operations.hpp"
+
+namespace rankwise {
+
+// The program around the engine, such as a Python interpreter. Each rank names its own when it joins (Settings); it must
+// outlive the rank's communicators. These defaults suit a program without an interpreter.
+struct Embedding {
+    // Called in a waiting thread of the program after a signal, and at least once per kLongestSleep of sleep. Returns
+    // true to stop the wait (in Python: a signal handler raised).
+    virtual bool interrupted() { return false; }
+    // Where in the program the calling thread made its call, "train.py:12", or "". Called in a thread of the program
+    // when it starts an operation, or when the group of its call has failed.
+    virtual std::string call_site() { return ""; }
+    // The stacks of this process's threads. Called in an engine thread; it may block for ever.
+    virtual std::string stacks() { return ""; }
+
+    static Embedding none;
+};
+inline constinit Embedding Embedding::none;
+
+// A lock of the embedding (in Python: the GIL) that the calling thread keeps during a short call, and releases before
+// it waits for longer than a few polls.
+struct ReleasedToWait {
+    virtual void release() = 0;  // if it is not released yet
+
+protected:
+    ~ReleasedToWait() = default;
+};
+
+// What one call takes besides its operands.
+struct CallOptions {
+    Description description{};
+    ReleasedToWait* lock = nullptr;  // null for none
+    void before_waiting() const {
+        if (lock) lock->release();
+    }
+};
+
+}  // namespace rankwise
