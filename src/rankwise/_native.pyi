@@ -73,9 +73,7 @@ class HostEvents:
     def synchronize(event: int, timeout: float | None = None) -> None: ...
 
 class Description:
-    """What the ranks compare besides the arguments of a collective: the shape of its arrays, and the operation of which
-    it is a part ("scan", "exscan" or "").
-    """
+    """What the ranks compare besides a collective's arguments. operation: of which it is a part; scan, exscan or ""."""
 
     def __init__(self, shape: Sequence[int], operation: str) -> None: ...
 
@@ -112,9 +110,8 @@ class Comm:
     def all_to_all_v(
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> None: ...
-    # Each of these but the barriers also takes `description`, a Description. For each, start_<name> takes the same
-    # arguments, `description` and `keep`, and returns a Task of the communicator's stream: operations run there in the
-    # order started, before any later blocking call.
+    # All but the barriers also take a Description. start_<name> takes the same arguments, `description` and `keep`, and
+    # returns a Task of the communicator's stream, where operations run in order, before any later blocking call.
     def start_call(self, function: Callable[[], None]) -> Task:
         """Run a Python function on the stream. It must not raise. Its own calls of this communicator run at once."""
 
@@ -414,9 +411,8 @@ class RankState:
 class SegmentView:
     """A job's segment seen from outside its ranks: mapped read-only, without disturbing the ranks.
 
-    fd: a descriptor of the memfd, open for reading; it is not needed afterwards. ValueError if it is not
-    a segment of this version of rankwise. The ranks may change the memory at any time, but each
-    Operation is consistent.
+    fd: a descriptor of the memfd, open for reading; it is not needed afterwards. ValueError if it is not a segment of
+    this version of rankwise. The ranks may change the memory at any time, but each Operation is consistent.
     """
 
     def __init__(self, fd: int) -> None: ...
@@ -428,10 +424,7 @@ class SegmentView:
 
     def state(self, rank: int) -> RankState: ...
     def operations(self, rank: int) -> list[Operation]:
-        """The rank's last operations, about a thousand, in the order in which they began.
-
-        An operation that has not ended is kept, however old it is.
-        """
+        """The rank's last operations, about a thousand, in the order in which they began; all that have not ended."""
 
 def begin_measurement() -> None:
     """From now on, until end_measurement, operations add to the totals. Several measurements may overlap."""

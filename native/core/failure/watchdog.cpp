@@ -101,9 +101,9 @@ void Watcher::take_added(std::vector<Peer>& peers) {
 
 void Watcher::watch(const std::weak_ptr<Segment>& watched) {
     std::vector<Peer> peers;
-    bool rings = doorbell_ >= 0;
+    bool has_doorbell = doorbell_ >= 0;
     for (;;) {
-        std::vector<pollfd> fds{{notifications_, POLLIN, 0}, {rings ? doorbell_ : -1, POLLIN, 0}};
+        std::vector<pollfd> fds{{notifications_, POLLIN, 0}, {has_doorbell ? doorbell_ : -1, POLLIN, 0}};
         for (const Peer& peer : peers) fds.push_back({peer.pidfd, POLLIN, 0});
         if (poll(fds.data(), fds.size(), -1) < 0) {
             if (errno == EINTR) continue;
@@ -112,7 +112,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         const std::shared_ptr<Segment> segment = watched.lock();
         if (!segment) break;
         if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_, program_, answering_);
-        else if (fds[1].revents) rings = false;  // the program has closed a descriptor that it did not open
+        else if (fds[1].revents) has_doorbell = false;  // the program has closed a descriptor that it did not open
         std::vector<Peer> living;
         const size_t watched_before = peers.size();
         for (size_t i = 0; i < watched_before; ++i) {

@@ -62,8 +62,8 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
-    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank rings for it:
-    std::atomic<uint32_t> rung;                                 // sets this, and wakes its ProgressThread
+    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank notifies its
+    std::atomic<uint32_t> progress_notified;                    // ProgressThread: sets this, and wakes it
     alignas(kCacheLine)
         std::atomic<uint64_t> not_unexpected_room;  // the complement of unexpected_room(), so that 0 is no limit
     // The bytes of messages without a receive that this rank would still keep. It has no limit before it has joined.

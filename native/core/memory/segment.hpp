@@ -45,7 +45,8 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<uint64_t> bytes;             // moved by these; small operations are added a few KiB at a time
     std::atomic<uint64_t> waited;            // ticks that it waited for other ranks, without the shortest waits
     std::atomic<uint32_t> pending_messages;  // that have an entry in the trace although nobody waits for them
-    alignas(kCacheLine) std::atomic<uint32_t> progress_bell;  // futex: incremented to wake the rank's ProgressThread
+    alignas(kCacheLine)
+        std::atomic<uint32_t> progress_notifications;  // futex: incremented to wake the rank's ProgressThread
 };
 
 // The name of a group that is not the group of all ranks. Of two groups whose numbers differ by kNamedGroups, the later

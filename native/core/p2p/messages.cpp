@@ -97,8 +97,8 @@ void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
     if (peer_slot.message_sleepers.load()) futex_notify(peer_slot.message_notifications);
     if (!peer_slot.awaits_progress.load()) return;
-    peer_slot.rung.store(1);
-    futex_notify(segment_->record(transport_.members[size_t(whom)].world_rank).progress_bell);
+    peer_slot.progress_notified.store(1);
+    futex_notify(segment_->record(transport_.members[size_t(whom)].world_rank).progress_notifications);
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {

@@ -203,10 +203,12 @@ private:
         GivesWay,  // sleeps while a thread waits, and that thread wakes it
     };
     void set_progress(Progress now);
-    void ring();  // for this rank's progress thread
+    void notify_progress_thread();  // this rank's
     bool may_progress() const;
     Next advance() noexcept override;
-    bool rung() noexcept override { return own_slot().rung.load() && own_slot().rung.exchange(0); }
+    bool notified() noexcept override {
+        return own_slot().progress_notified.load() && own_slot().progress_notified.exchange(0);
+    }
 
     std::shared_ptr<Segment> segment_;
     const std::shared_ptr<GroupMemory> memory_;
@@ -245,13 +247,13 @@ public:
         messages.waited_ |= messages.progress_ != Progress::Idle;
         if (messages.progress_ != Progress::Wakeable) return;
         messages.set_progress(Progress::StandsBy);
-        messages.ring();  // so that it becomes wakeable again later
+        messages.notify_progress_thread();  // so that it becomes wakeable again later
     }
     ~Waiting() {
         const Progress progress = messages_.progress_;
         if (--messages_.waiting_ == 0 && progress != Progress::Idle &&
             (progress == Progress::GivesWay || messages_.may_progress()))
-            messages_.ring();
+            messages_.notify_progress_thread();
     }
     Waiting(const Waiting&) = delete;
 

@@ -171,13 +171,13 @@ void Messages::go_on_in_background(bool now) {
         background_.serve(*this);
         set_progress(Progress::StandsBy);
     } else if (now) {
-        ring();
+        notify_progress_thread();
     }
 }
 
-void Messages::ring() {
-    own_slot().rung.store(1);
-    background_.ring();
+void Messages::notify_progress_thread() {
+    own_slot().progress_notified.store(1);
+    background_.notify();
 }
 
 void Messages::set_progress(Progress now) {
@@ -204,7 +204,7 @@ InBackground::Next Messages::advance() noexcept {
     const auto ended = [&] { return closing_ || group_.failed() || !pending(); };
     if (!ended()) {
         // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
-        // rings.
+        // notifies it.
         set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
         waited_ = waiting_ > 0;
         try {

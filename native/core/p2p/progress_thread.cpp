@@ -13,7 +13,7 @@ namespace rankwise {
 ProgressThread& ProgressThread::of(Segment& segment, int world_rank) {
     std::shared_ptr<ProgressThread>& own = segment.progress_threads.at(size_t(world_rank));
     if (!own)
-        own = {new ProgressThread(segment.record(world_rank).progress_bell),
+        own = {new ProgressThread(segment.record(world_rank).progress_notifications),
                [forks = forks_so_far()](ProgressThread* thread) {
                    if (forks == forks_so_far()) delete thread;  // in a forked child there is no such thread
                }};
@@ -27,7 +27,7 @@ ProgressThread::~ProgressThread() {
         ends_ = true;
     }
     changed_.notify_all();
-    ring();
+    notify();
     thread_.join();
 }
 
@@ -38,7 +38,7 @@ void ProgressThread::serve(InBackground& messages) {
     messages.due_ = {};
     if (!std::exchange(messages.listed_, true)) list_.append(messages);
     changed_.notify_all();
-    ring();
+    notify();
 }
 
 void ProgressThread::dismiss(InBackground& messages) {
@@ -52,21 +52,21 @@ void ProgressThread::run() {
     for (;;) {
         changed_.wait(lock, [&] { return ends_ || !list_.empty(); });
         if (ends_) return;
-        const uint32_t seen = bell_.load();
+        const uint32_t seen = notifications_.load();
         const auto pause = visit_all(lock) - Clock::now();
         if (pause.count() <= 0) continue;
         lock.unlock();
-        futex_sleep(bell_, seen, pause);
+        futex_sleep(notifications_, seen, pause);
         lock.lock();
     }
 }
 
-// Advances those for whom somebody has rung, or that are due. Returns when the next one is due.
+// Advances those that are notified, or due. Returns when the next one is due.
 Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) {
     const Clock::time_point now = Clock::now();
     Clock::time_point earliest = now + kLongestSleep;
     for (InBackground* each = list_.first(); each;) {
-        const bool ends = (each->rung() || each->due_ <= now) && !visit(*each, lock);
+        const bool ends = (each->notified() || each->due_ <= now) && !visit(*each, lock);
         InBackground* const next = list_.after(*each);
         if (ends) {
             list_.remove(*each);

@@ -21,13 +21,13 @@ public:
     enum class Next : uint8_t {
         Again,    // something moved
         Soon,     // look again after kStandAside
-        Later,    // when somebody rings, or after kLongestSleep
+        Later,    // when it is notified, or after kLongestSleep
         Nothing,  // until `serve` is called again
     };
     // Moves what there is to move.
     virtual Next advance() noexcept = 0;
-    // Whether somebody has rung for this group since the last call.
-    virtual bool rung() noexcept = 0;
+    // Whether somebody has notified this group since the last call.
+    virtual bool notified() noexcept = 0;
 
 protected:
     ~InBackground() = default;
@@ -52,16 +52,16 @@ public:
     void serve(InBackground& messages);
     // After that, the thread does not use it any more. Its advance() must return Nothing by now.
     void dismiss(InBackground& messages);
-    // Makes the thread look for whom somebody has rung.
-    void ring() { futex_notify(bell_); }
+    // Makes the thread look which groups are notified.
+    void notify() { futex_notify(notifications_); }
 
 private:
-    explicit ProgressThread(std::atomic<uint32_t>& bell) : bell_(bell) {}
+    explicit ProgressThread(std::atomic<uint32_t>& notifications) : notifications_(notifications) {}
     void run();
     Clock::time_point visit_all(std::unique_lock<std::mutex>& lock);
     bool visit(InBackground& messages, std::unique_lock<std::mutex>& lock);
 
-    std::atomic<uint32_t>& bell_;
+    std::atomic<uint32_t>& notifications_;
     std::mutex mutex_;
     std::condition_variable changed_;
     LinkedList<InBackground, &InBackground::links_> list_;

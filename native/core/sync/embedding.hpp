@@ -7,8 +7,8 @@
 
 namespace rankwise {
 
-// The program around the engine, such as a Python interpreter. Each rank names its own when it joins (Settings); it must
-// outlive the rank's communicators. These defaults suit a program without an interpreter.
+// The program around the engine, such as a Python interpreter. Each rank names its own when it joins (Settings); it
+// must outlive the rank's communicators. These defaults suit a program without an interpreter.
 struct Embedding {
     // Called in a waiting thread of the program after a signal, and at least once per kLongestSleep of sleep. Returns
     // true to stop the wait (in Python: a signal handler raised).

@@ -36,7 +36,7 @@ public:
 
 private:
     static std::atomic<int> measurements_;
-    static thread_local int depth_;
+    static thread_local int depth_;  // in how many Wholes this thread is
 };
 
 }  // namespace rankwise
