@@ -87,8 +87,9 @@ void call_sites(Comm& c, Program&, Program&) {
         const auto part = c.split(0, 0);
         int64_t x[2] = {};
         const auto call = [&] { part->all_reduce(x, 1 + uint64_t(c.rank()), DType::I64, ReduceOp::SUM); };
+        std::shared_ptr<Task> task;  // owns the error
         try {
-            if (started) part->start(call)->wait(60);
+            if (started) task = part->start(call), task->wait(60);
             else call();
             CHECK(false, "no mismatch");
         } catch (const Mismatch& e) {
