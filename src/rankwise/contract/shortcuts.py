@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 
 class FailedWork(Protocol):
@@ -13,6 +13,9 @@ class FailedWork(Protocol):
     def waited(self) -> bool: ...
     def wait(self) -> object: ...
     def exception(self) -> BaseException | None: ...
+
+
+ObjectShortcut: TypeAlias = Callable[[Any, Any, Callable[[Any, Any], Any], tuple[str, str]], Any]
 
 
 class Shortcuts:
@@ -108,22 +111,18 @@ class Shortcuts:
         """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise."""
         return NotImplemented
 
-    def broadcast_object_plain(self, obj: object, src: object, rest: Rest, constructor: tuple[str, str]) -> Any:
-        """Broadcast an object of basic types; NotImplemented, with nothing done, for any unusual case.
+    broadcast_object_plain: ObjectShortcut | None = None
+    """broadcast_object_plain(obj, src, rest, constructor): broadcast an object of basic types.
 
-        If this rank's object is of basic types, but another rank's is not, or is longer than a block, it returns
-        rest(found, sent), which completes the operation in the same call of the communicator. found: the object,
-        encoded, or the length of the longest; sent: what this rank sends, encoded. So do the next two; for
-        gather_object_plain, `found` is the list of all ranks'; for scatter_object_plain, `sent` is a list.
-        """
-        return NotImplemented
+    It returns NotImplemented, with nothing done, for any unusual case. If this rank's object is of basic types, but
+    another rank's is not, or is longer than a block, it returns rest(found, sent), which completes the operation in the
+    same call of the communicator. found: the object, encoded, or the length of the longest; sent: what this rank sends,
+    encoded. So do the next two; for gather_object_plain, `found` is the list of all ranks'; for scatter_object_plain,
+    `sent` is a list.
+    """
 
-    def gather_object_plain(self, obj: object, dst: object, rest: Rest, constructor: tuple[str, str]) -> Any:
-        """dst: None for every rank."""
-        return NotImplemented
+    gather_object_plain: ObjectShortcut | None = None
+    """gather_object_plain(obj, dst, rest, constructor); dst: None for every rank."""
 
-    def scatter_object_plain(self, objs: object, src: object, rest: Rest, constructor: tuple[str, str]) -> Any:
-        return NotImplemented
-
-
-Rest = Callable[[Any, Any], Any]
+    scatter_object_plain: ObjectShortcut | None = None
+    """scatter_object_plain(objs, src, rest, constructor)"""

@@ -171,7 +171,7 @@ class GroupBase:
         return src if src is None or src is ANY else self._rank(src, "src")
 
     def _rank(self, value: int, name: str) -> int:
-        number = integer(value, name)
+        number = value if type(value) is int else integer(value, name)
         if 0 <= number < self.world_size:
             return number
         raise ValueError(f"{name}={shown(number)}: expected a rank of the group, 0 to {self.world_size - 1}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import check_plain, is_basic, load_basic
+from rankwise._native import check_plain, load_basic
 from rankwise.group.plain_types import make, take_apart
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -28,8 +28,6 @@ def encode(obj: Any, allow_pickle: bool) -> tuple[bytes, list[Bytes]]:
     Unless it may be pickled, raises TypeError, which names the first value that is not plain data, and ValueError if it
     is nested too deep.
     """
-    if is_basic(obj):
-        return pickle.dumps(obj, 5), []
     try:
         return _encode_plain(obj)
     except (TypeError, ValueError):

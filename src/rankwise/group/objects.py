@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,8 +12,9 @@ import numpy as np
 from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.encoding import CONSTRUCTOR, Bytes
-from rankwise.group.object_block import aligned, assemble, length_of, parts_of, read
+from rankwise.group.encoding import CONSTRUCTOR
+from rankwise.group.first_blocks import FirstBlocks
+from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
 
 
 class ObjectCollectives(GroupBase):
@@ -34,6 +34,10 @@ class ObjectCollectives(GroupBase):
     With async_op=True an object is encoded once to check it, and again when the operation runs, so that
     it contains the data that earlier work on streams has stored in it.
     """
+
+    @cached_property
+    def _first_blocks(self) -> FirstBlocks:
+        return FirstBlocks(self.comm)
 
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False
@@ -55,18 +59,16 @@ class ObjectCollectives(GroupBase):
             [3, 4]
         """
         trusted = self._trusted(allow_pickle)
-        if not async_op:
+        if not async_op and (plain := self._shortcuts.broadcast_object_plain) is not None:
             rest = partial(self._broadcast_rest, obj, src, trusted)
-            found = self._shortcuts.broadcast_object_plain(obj, src, rest, CONSTRUCTOR)
+            found = plain(obj, src, rest, CONSTRUCTOR)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
 
         def body() -> Any:
             mine = parts_of(obj, trusted) if src == self.rank else None
-            row = np.empty(BLOCK, np.uint8) if mine is None else _block(mine)
-            self._collectives.broadcast(row.ctypes.data, BLOCK, DType.U8, src)
-            return self._broadcast_rest(obj, src, trusted, _content(row), mine)
+            return self._broadcast_rest(obj, src, trusted, self._first_blocks.broadcast(mine, src), mine)
 
         if async_op and src == self.rank:
             parts_of(obj, trusted)
@@ -107,8 +109,8 @@ class ObjectCollectives(GroupBase):
 
     def _gather(self, obj: Any, dst: int | None, trusted: bool, async_op: bool) -> Any:
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
-        if not async_op:
-            found = self._shortcuts.gather_object_plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
+        if not async_op and (plain := self._shortcuts.gather_object_plain) is not None:
+            found = plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
             if found is not NotImplemented:
                 return found
         if dst is not None:
@@ -116,9 +118,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = parts_of(obj, trusted)
-            row, rows = _block(mine), np.empty((self.world_size, BLOCK), np.uint8)
-            self._collectives.all_gather(row.ctypes.data, rows.ctypes.data, BLOCK, DType.U8)
-            return self._gather_rest(dst, trusted, [_content(each) for each in rows], mine)
+            return self._gather_rest(dst, trusted, self._first_blocks.all_gather(mine), mine)
 
         if async_op:
             parts_of(obj, trusted)
@@ -127,8 +127,8 @@ class ObjectCollectives(GroupBase):
     def _gather_rest(self, dst: int | None, trusted: bool, found: list[Any], mine: Parts) -> list[Any] | None:
         """The second step, in which the objects travel that are longer than a block."""
         here = dst is None or dst == self.rank
-        lengths = [each if isinstance(each, int) else 0 for each in found]
-        if any(lengths):
+        if int in map(type, found):
+            lengths = [each if isinstance(each, int) else 0 for each in found]
             counts = [aligned(length) for length in lengths]
             block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
             memory = np.empty(sum(counts) if here else 0, np.uint8)
@@ -162,10 +162,8 @@ class ObjectCollectives(GroupBase):
             True
         """
         trusted = self._trusted(allow_pickle)
-        if not async_op:
-            found = self._shortcuts.scatter_object_plain(
-                objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR
-            )
+        if not async_op and (plain := self._shortcuts.scatter_object_plain) is not None:
+            found = plain(objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
@@ -178,11 +176,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             blocks = [parts_of(obj, trusted) for obj in given]
-            longest = max(map(length_of, blocks), default=0)
-            rows = np.concatenate([_block(block, longest) for block in blocks]) if blocks else np.empty(0, np.uint8)
-            row = np.empty(BLOCK, np.uint8)
-            self._collectives.scatter(rows.ctypes.data, row.ctypes.data, BLOCK, DType.U8, src)
-            return self._scatter_rest(src, trusted, _content(row), blocks)
+            return self._scatter_rest(src, trusted, self._first_blocks.scatter(blocks, src), blocks)
 
         if async_op:
             for obj in given:
@@ -200,28 +194,3 @@ class ObjectCollectives(GroupBase):
             self._collectives.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
             block = memory[: lengths[self.rank]]
         return read(block, trusted or src == self.rank, src)
-
-
-Parts = Sequence[Any]
-"""An encoded object, in pieces; see parts_of."""
-
-BLOCK = 256
-"""Bytes of the block that the ranks exchange first: two uint64, the length of the encoded object and the length of the
-longest of those that src scatters, and, if the longest fits, the object. The engine's shortcuts make the same block."""
-
-_HEAD = struct.Struct("=QQ")
-_ROOM = BLOCK - _HEAD.size
-
-
-def _block(parts: Parts, longest: int = 0) -> Bytes:
-    length = length_of(parts)
-    longest = max(length, longest)
-    content = b"".join(parts) if longest <= _ROOM else b""
-    return np.frombuffer((_HEAD.pack(length, longest) + content).ljust(BLOCK, b"\0"), np.uint8)
-
-
-def _content(block: Bytes) -> bytes | int:
-    """The encoded object, or the length of the longest one."""
-    memory = block.tobytes()
-    length, longest = _HEAD.unpack_from(memory)
-    return memory[_HEAD.size : _HEAD.size + length] if max(length, longest) <= _ROOM else int(longest)

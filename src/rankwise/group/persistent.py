@@ -152,10 +152,8 @@ class PersistentOperations(GroupBase):
             steps.append(check)
         if buffer.device is not None:
             steps.append(partial(self._order, buffer))
-        plan = self.comm.plan(shaped(call, buffer.shape))
+        plan = self._collectives.plan(shaped(call, buffer.shape))
         steps.append(plan)
-        if not self.comm.blocking:
-            steps.append(self.comm.sync)
         if buffer.kind is not NUMPY:
             steps.append(buffer.finish)  # autograd must notice that a tensor was written
         if len(steps) > 1:

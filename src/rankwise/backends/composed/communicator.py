@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, sizes
+from rankwise.contract import measuring
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank, divided
@@ -69,48 +71,58 @@ class ComposedCommunicator(ComparingCommunicator):
         self._forced = forced if self._world_size > 1 else {}
 
     def run(self, call: Call) -> None:
+        self._run(*self._move(call))
+
+    def plan(self, call: Call) -> partial[None]:
+        return partial(self._run, *self._move(call))
+
+    def _move(self, call: Call) -> tuple[Call, Callable[..., None], tuple[Any, ...]]:
+        """The call, its move and the move's arguments, once it has been checked."""
         call.check(self._world_size)
         if self._forced:
             call = self._forcing(call)
         move, arguments = MOVES[call.operation]
-        self._run(call, getattr(self, move), arguments(call))
+        return call, getattr(self, move), arguments(call)
 
     # ---- point-to-point, through a channel ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_message(count, dest, "dest", tag)
-        return counting.message(self, "send", self._channel.send, ptr, count, dtype, dest, tag, keep)
+        self._check_message(count, dest, tag)
+        start = self._channel.send
+        if measuring.measurements and self.counted:
+            start = partial(counting.message, "send", start)
+        return start(ptr, count, dtype, dest, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_message(count, src, "src", tag)
-        return counting.message(self, "recv", self._channel.recv, ptr, count, dtype, src, tag, keep)
+        self._check_message(count, src, tag, ANY)
+        start = self._channel.recv
+        if measuring.measurements and self.counted:
+            start = partial(counting.message, "recv", start)
+        return start(ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        self._check_message(0, src, "src", tag)
+        self._check_message(0, src, tag, ANY)
         return self._channel.probe(src, tag)
 
     def take(self, src: int, tag: int) -> Taken | None:
-        self._check_message(0, src, "src", tag)
+        self._check_message(0, src, tag, ANY)
         return self._channel.take(src, tag)
 
     def sync(self) -> None:
         self._drain()
         self._channel.sync()
 
-    def _check_message(self, count: int, peer: int, name: str, tag: int) -> None:
-        receives = name == "src"
-        if count < 0 or not (0 <= peer < self._world_size or (receives and peer == ANY)):
+    def _check_message(self, count: int, peer: int, tag: int, least: int = 0) -> None:
+        """least: of peer and tag; a receive may pass ANY."""
+        if count < 0 or not (least <= peer < self._world_size and least <= tag < self._most_tags):
             check_count(count)
-            check_rank(peer, self._world_size, name)
-        if not (0 <= tag < self._most_tags or (receives and tag == ANY)):
-            self._refuse_tag(tag)
+            if peer < least or peer >= self._world_size:
+                check_rank(peer, self._world_size, "src" if least else "dest")
+            if tag < least:
+                raise ValueError(f"tag={tag}: expected 0 or more")
+            raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
         if self._refused_by is not None:
             raise self._refused()
-
-    def _refuse_tag(self, tag: int) -> None:
-        if tag < 0:
-            raise ValueError(f"tag={tag}: expected 0 or more")
-        raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
 
     # ---- algorithms ----
 

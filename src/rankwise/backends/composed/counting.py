@@ -8,25 +8,14 @@ from typing import Any
 from rankwise._native import counted
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.contract import measuring
-from rankwise.contract.communicator import Communicator
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Work
 
 
 def message(
-    comm: Communicator,
-    operation: str,
-    start: Callable[..., Work[None]],
-    ptr: int,
-    count: int,
-    dtype: DType,
-    *to: object,
-) -> Work[None]:
-    """Call start(ptr, count, dtype, *to), which starts a message of `comm`, and count it. Returns the Work that it
-    returned, or one that also counts how long the program waits for it.
-    """
-    if not (measuring.measurements and comm.counted):
-        return start(ptr, count, dtype, *to)
+    operation: str, start: Callable[..., Work[None]], ptr: int, count: int, dtype: DType, *to: object
+) -> CountedMessage:
+    """Count start(ptr, count, dtype, *to), which starts a message. The Work also counts how long the program waits."""
     return CountedMessage(operation, counted(operation, 1, count * ITEMSIZE[dtype], start, ptr, count, dtype, *to))
 
 
