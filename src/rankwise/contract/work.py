@@ -131,6 +131,10 @@ class Completed(Work[None]):
         return True
 
 
+COMPLETE = Completed()
+"""An operation without an error. Who gets this very object need not call its methods."""
+
+
 def call_when_done(work: W, function: Callable[[W], object], wait: Callable[[float], object]) -> None:
     """`Work.add_done_callback`. wait: waits for the operation, so many seconds, without effect on the Work."""
 

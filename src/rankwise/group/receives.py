@@ -12,15 +12,13 @@ from operator import itemgetter
 from typing import Any, TypeVar
 from weakref import ref
 
-import numpy as np
-
 from rankwise._native import is_basic, load_basic
 from rankwise.arrays.base import Buffer
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken
 from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.encoding import IN_STREAM
 from rankwise.group.work import wait_or_cancel
 
@@ -28,6 +26,7 @@ T = TypeVar("T")
 
 PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks that find nothing: half of those waited already
 LOOKS = 100  # before a receive is posted
+TAGS = 1 << 31  # those of the array level
 
 
 class ReceiveQueue(Receives):
@@ -42,7 +41,7 @@ class ReceiveQueue(Receives):
         self.comm = comm
         self.kept: list[tuple[int, Taken]] = []
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
-        self._world_size = comm.world_size
+        self._world_size, self._any_source = comm.world_size, comm.any_source
         self._lock = threading.Lock()
         # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
         self._waiting: list[ref[QueuedReceive]] = []
@@ -72,53 +71,55 @@ class ReceiveQueue(Receives):
         return self._post("recv_object", src, tag, _check_object)
 
     def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        message = np.frombuffer(b"".join((MAGIC, *parts)), np.uint8)
-        return self.comm.send(message.ctypes.data, message.size, DType.U8, dest, tag, message)
+        return self.comm.send_bytes(b"".join((MAGIC, *parts)), dest, tag)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
 
     def recv_any_plain(self, src: Any, tag: Any, timeout: float | None) -> Any:
         """As in Shortcuts, if the message comes soon. So is `recv_object_plain`."""
-        taken = self._take_soon(src, tag, lambda taken: not is_object(taken))
+        taken = self._take_soon(src, tag, False)
         return NotImplemented if taken is None else (taken.memory, taken.source, taken.tag, taken.dtype)
 
     def recv_object_plain(
         self, src: Any, tag: Any, timeout: float | None, read: Callable[[Any, int], Any], constructor: tuple[str, str]
     ) -> Any:
-        taken = self._take_soon(src, tag, is_object)
+        taken = self._take_soon(src, tag, True)
         if taken is None:
             return NotImplemented
         if taken.memory.size < IN_STREAM:
-            found = load_basic(taken.memory.tobytes()[len(MAGIC) :], constructor)
+            found = load_basic(taken.memory.tobytes()[_HEAD:], constructor)
             if found is not NotImplemented:
                 return found
         return read(content(taken), taken.source)
 
     def send_object_plain(self, obj: Any, dst: Any, tag: Any) -> bool:
-        if dst is ANY or tag is ANY or not (self._are_plain(dst, tag) and is_basic(obj)):
+        if not (type(dst) is int and 0 <= dst < self._world_size and type(tag) is int and 0 <= tag < TAGS):
             return False
-        self.send_object_now([pickle.dumps(obj, 5)], dst, tag)
+        if not is_basic(obj):
+            return False
+        work = self.comm.send_bytes(MAGIC + pickle.dumps(obj, 5), dst, tag)
+        if work is not COMPLETE:
+            wait_or_cancel(work)
         return True
 
-    def _are_plain(self, peer: Any, tag: Any) -> bool:
-        return _in_range(peer, self._world_size) and _in_range(tag, 1 << 31)
-
-    def _take_soon(self, src: Any, tag: Any, wanted: Callable[[Taken], bool]) -> Taken | None:
-        """The next message, if it is complete after a few looks, and of the kind that is wanted.
+    def _take_soon(self, src: Any, tag: Any, objects: bool) -> Taken | None:
+        """The next message, if it is complete after a few looks, and is an object, or is none, as is wanted.
 
         Otherwise None: a receive must then be posted, which gets the message if there is one.
         """
-        if self._waiting or self.kept or not (self.comm.any_source and self._are_plain(src, tag)):
+        plain = (src is ANY or (type(src) is int and 0 <= src < self._world_size)) and (
+            tag is ANY or (type(tag) is int and 0 <= tag < TAGS)
+        )
+        if not plain or self._waiting or self.kept or not self._any_source:
             return None
         for _ in range(LOOKS):
             taken = self.comm.take(src, tag)
             if taken is not None:
                 fits = False
                 try:
-                    if taken.work.done():
-                        taken.work.wait()  # raises its error, if it has failed
-                        fits = wanted(taken)
+                    if taken.work is COMPLETE or _ended(taken.work):
+                        fits = (taken.dtype is _U8 and taken.memory[:_HEAD].tobytes() == MAGIC) is objects
                 finally:  # also after an exception, such as a signal handler's
                     if not fits:
                         with self._lock:
@@ -318,8 +319,12 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
     return QueuedReceive(queue, "recv", src, tag, copy)
 
 
-def _in_range(value: Any, end: int) -> bool:
-    return value is ANY or (type(value) is int and 0 <= value < end)
+def _ended(work: Work[None]) -> bool:
+    """Whether it is complete. Raises its error, if it has failed."""
+    if not work.done():
+        return False
+    work.wait()
+    return True
 
 
 def _matches(taken: Taken, src: int, tag: int) -> bool:
@@ -346,14 +351,16 @@ def _label(tag: int) -> str:
 MAGIC = b"\x93rankwise object".ljust(64)
 """Precedes an object in its message, which is an array of bytes. Its length keeps the object aligned."""
 
+_HEAD, _U8 = len(MAGIC), DType.U8  # looked up by every receive
+
 
 def is_object(taken: Taken) -> bool:
-    return taken.dtype is DType.U8 and taken.memory[: len(MAGIC)].tobytes() == MAGIC
+    return taken.dtype is _U8 and taken.memory[:_HEAD].tobytes() == MAGIC
 
 
 def content(taken: Taken) -> Any:
     """The encoded object of a message that is one."""
-    return taken.memory[len(MAGIC) :]
+    return taken.memory[_HEAD:]
 
 
 def _check_object(taken: Taken) -> None:

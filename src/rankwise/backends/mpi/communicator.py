@@ -25,16 +25,18 @@ from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.partial import Partial
 from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
-from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
+from rankwise.backends.mpi.p2p import LONGEST_SLEEP, POLLS, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG
+from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
+from rankwise.contract.message import ANY
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Work
+from rankwise.contract.work import COMPLETE, Work
 from rankwise.system.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,6 +132,22 @@ class MpiCommunicator(ComposedCommunicator):
         self._channel.timeout = timeout
 
     # ---- point-to-point ----
+
+    def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
+        if measuring.measurements:
+            return super().send_bytes(data, dest, tag)
+        self._check_message(len(data), dest, tag)
+        return self._channel.send_bytes(data, dest, tag)
+
+    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object = None) -> None:
+        """Receive, and wait for the message."""
+        if measuring.measurements:
+            self.recv(ptr, count, dtype, src, tag, keep).wait()
+            return
+        self._check_message(count, src, tag, ANY)
+        work = self._channel.recv(ptr, count, dtype, src, tag, keep, POLLS)
+        if work is not COMPLETE:
+            work.wait()
 
     def await_arrival(self, seconds: float) -> None:
         if seconds >= LONGEST_SLEEP:

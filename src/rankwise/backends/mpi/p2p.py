@@ -14,8 +14,8 @@ from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import DTYPES, TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
-from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
+from rankwise.contract.work import COMPLETE, Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
@@ -23,6 +23,8 @@ BURST = 32  # polls between two yields or sleeps: in one poll, some MPIs take in
 YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
 SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
+
+_U8 = DType.U8  # faster to look up than a member of the enum
 
 
 class Channel:
@@ -39,6 +41,7 @@ class Channel:
         failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
         """
         self.transport = transport
+        self._guard = None if transport.concurrent else transport.guard
         self.engine_errors = engine_errors
         self.failed = failed
         self.timeout = 0.0
@@ -47,10 +50,22 @@ class Channel:
         self._lost: list[object] = []  # memory that MPI may still use, although starting the message was interrupted
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
-        return self._begin("send", None, dest, tag, keep, self.transport.send, ptr, count, dtype, dest, tag)
+        memory = self.transport.bytes(ptr, count * ITEMSIZE[dtype])
+        label = tag * TAGS_PER_TAG + dtype
+        return self._begin("send", None, dest, tag, keep, 1, self.transport.isend, memory, dest, label)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
-        return self._begin("recv", (count, dtype), src, tag, keep, self.transport.recv, ptr, count, dtype, src, tag)
+    def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
+        transport, size = self.transport, len(data)
+        memory = data if size <= transport.most else transport.wide(data, size)
+        return self._begin("send", None, dest, tag, data, 1, transport.isend, memory, dest, tag * TAGS_PER_TAG + _U8)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, polls: int = 0) -> Work[None]:
+        """polls: of a message for which the caller waits anyway; COMPLETE if it comes meanwhile."""
+        transport = self.transport
+        memory = transport.bytes(ptr, count * ITEMSIZE[dtype])
+        source = transport.any_source if src == ANY else src
+        label = transport.any_tag if tag == ANY else tag * TAGS_PER_TAG + dtype
+        return self._begin("recv", (count, dtype), src, tag, keep, polls, transport.irecv, memory, source, label)
 
     def probe(self, src: int, tag: int) -> Message | None:
         return self.transport.probe(src, tag)
@@ -60,12 +75,15 @@ class Channel:
         status = transport.new_status()
         if not transport.find(src, tag, status):
             return None
-        matched = transport.improbe(status.Get_source(), status.Get_tag(), status)
-        if matched is None:  # by another thread meanwhile
+        source, label = status.Get_source(), status.Get_tag()
+        matched = transport.improbe(source, label, status)
+        if matched is None:  # another thread has received it meanwhile
             return None
-        source, (number, code) = status.Get_source(), divmod(status.Get_tag(), TAGS_PER_TAG)
-        memory = np.empty(status.Get_elements(transport.byte), np.uint8)
-        work = self._begin("recv", None, source, number, memory, transport.recv_matched, matched, memory)
+        number, code = label // TAGS_PER_TAG, label % TAGS_PER_TAG
+        size = status.Get_elements(transport.byte)
+        memory = np.empty(size, np.uint8)
+        into = memory if size <= transport.most else transport.wide(memory, size)
+        work = self._begin("recv", None, source, number, memory, 1, matched.Irecv, into)
         return Taken(source, number, DTYPES[code], memory, work)
 
     def sync(self) -> None:
@@ -88,17 +106,22 @@ class Channel:
         peer: int,
         tag: int,
         keep: object,
+        polls: int,
         begin: Callable[..., Any],
         *args: Any,
     ) -> Work[None]:
-        """begin(*args) returns MPI's request. The rest is as in Request."""
+        """begin(*args) returns MPI's request, which is polled so often first. The rest is as in Request."""
+        guard, status = self._guard, None if expected is None else self.transport.new_status()
         try:
-            theirs = begin(*args)
-            test = self.transport.guard(theirs.Test)
-            if expected is None and test():
+            test = begin(*args).Test if guard is None else guard(guard(begin)(*args).Test)
+            while polls and not test(status):
+                polls -= 1
+            if polls and (expected is None or self.transport.described(status)[2:] == expected):
                 return COMPLETE
-            request = Request(self, operation, test, expected, peer, tag, keep)
+            request = Request(self, operation, test, status, expected, peer, tag, keep)
             self._requests[id(request)] = request
+            if polls:  # it is complete, but another message was expected
+                request.end()
         except self.engine_errors as error:
             raise self.failed(error, f"{operation}(rank={peer}, tag={tag})") from error
         except BaseException:  # a signal handler's
@@ -107,14 +130,11 @@ class Channel:
         return request
 
 
-COMPLETE = Completed()
-
-
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    expected: the count and dtype of a receive that was posted before its message was known. peer, tag: as passed to
-    send or recv. keep: what owns the memory.
+    test, status: MPI's Test of the request, and what it fills in. expected: the count and dtype of a receive that was
+    posted before its message was known. peer, tag: as passed to send or recv. keep: what owns the memory.
     """
 
     def __init__(
@@ -122,6 +142,7 @@ class Request(Work[None]):
         channel: Channel,
         operation: str,
         test: Callable[[Any], bool],
+        status: Any,
         expected: tuple[int, DType] | None,
         peer: int,
         tag: int,
@@ -130,8 +151,7 @@ class Request(Work[None]):
         self._channel = channel
         self._keep = keep
         self._operation = operation
-        self._test_request = test
-        self._status = None if expected is None else channel.transport.mpi.Status()
+        self._test, self._status = test, status
         self._expected = expected
         self.source, self.tag = peer, tag
         self._lock = threading.Lock()
@@ -153,32 +173,31 @@ class Request(Work[None]):
         return self._over or self._poll(1)
 
     def _poll(self, times: int) -> bool:
+        """Whether MPI has completed the request, which is polled until then, so often in this call."""
+        test, status = self._test, self._status
         with self._lock:
-            for _ in range(times):
-                if self._over or self._test():
-                    return True
-        return False
-
-    def _test(self) -> bool:
-        """Whether MPI has completed the request, which is polled until then."""
-        channel = self._channel
-        try:
-            if not self._test_request(self._status):
-                return False
-            if self._expected is not None:
-                self._check(*self._expected)
-        except channel.engine_errors as error:
-            self._error = channel.failed(error, self._where)
-        self._over = True
-        self._keep = None
-        channel.over(self)
+            if self._over:
+                return True
+            try:
+                while not test(status):
+                    times -= 1
+                    if not times:
+                        return False
+            except self._channel.engine_errors as error:
+                self._error = self._channel.failed(error, self._where)
+            self.end()
         return True
 
-    def _check(self, count: int, dtype: DType) -> None:
-        self.source, self.tag, sent, sent_dtype = self._channel.transport.described(self._status)
-        wrong = mismatch(self.tag, sent, sent_dtype, count, dtype)
-        if wrong is not None:
-            self._error = self._channel.failed(wrong, self._where)
+    def end(self) -> None:
+        """MPI has completed the request: check the message, and release the memory."""
+        if self._expected is not None and self._error is None:
+            self.source, self.tag, count, dtype = self._channel.transport.described(self._status)
+            wrong = mismatch(self.tag, count, dtype, *self._expected)
+            if wrong is not None:
+                self._error = self._channel.failed(wrong, self._where)
+        self._over = True
+        self._keep = None
+        self._channel.over(self)
 
     def _wait(self, timeout: float | None) -> None:
         """Poll until it is complete.

@@ -18,6 +18,8 @@ T = TypeVar("T")
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
 
+BURST = 10  # probes in one look for a message: in one probe, some MPIs take in only one of many messages
+
 DTYPES = tuple(DType)  # by number: faster than DType(number)
 
 _ONE_AT_A_TIME = CallLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
@@ -40,10 +42,10 @@ class Transport:
         self.lock = None if self.concurrent else _ONE_AT_A_TIME
         self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
         self.byte = MPI.BYTE
-        self._isend, self._irecv = self.guard(comm.Isend), self.guard(comm.Irecv)
+        self.isend, self.irecv = comm.Isend, comm.Irecv
         self._iprobe, self.improbe = self.guard(comm.Iprobe), self.guard(comm.Improbe)
         self.new_status = MPI.Status
-        self._any_source, self._any_tag = MPI.ANY_SOURCE, MPI.ANY_TAG
+        self.any_source, self.any_tag = MPI.ANY_SOURCE, MPI.ANY_TAG
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
         self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
@@ -51,32 +53,22 @@ class Transport:
 
     # ---- point-to-point: the tag contains the dtype, which `probe` returns and a receive checks ----
 
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int) -> Any:
-        """A request of MPI, as `recv` returns."""
-        return self._isend(self.bytes(ptr, count * ITEMSIZE[dtype]), dest, tag * TAGS_PER_TAG + dtype)
-
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int) -> Any:
-        source = self._any_source if src == ANY else src
-        label = self._any_tag if tag == ANY else tag * TAGS_PER_TAG + dtype
-        return self._irecv(self.bytes(ptr, count * ITEMSIZE[dtype]), source, label)
-
     def probe(self, src: int, tag: int) -> Message | None:
         status = self.new_status()
         return Message(*self.described(status)) if self.find(src, tag, status) else None
 
     def find(self, src: int, tag: int, status: Any) -> bool:
         """Whether a message has arrived that a receive would match. If so, `status` describes it."""
-        source = self._any_source if src == ANY else src
-        if not self._iprobe(source, self._any_tag, status):
-            return False
+        source = self.any_source if src == ANY else src
+        probes = BURST
+        while not self._iprobe(source, self.any_tag, status):
+            probes -= 1
+            if not probes:
+                return False
         if tag == ANY or status.Get_tag() // TAGS_PER_TAG == tag:
             return True
         # It is behind others.
         return any(self._iprobe(source, tag * TAGS_PER_TAG + dtype, status) for dtype in DTYPES)
-
-    def recv_matched(self, matched: Any, memory: Any) -> Any:
-        size = memory.nbytes
-        return self.guard(matched.Irecv)(memory if size <= self.most else (memory, 1, self._wide(size)))
 
     def described(self, status: Any) -> tuple[int, int, int, DType]:
         """The source, tag, count and dtype of the message that an MPI status describes."""
@@ -98,21 +90,20 @@ class Transport:
 
     # ---- memory, as MPI describes it ----
 
-    def bytes(self, ptr: int, size: int) -> tuple[Any, int, Any]:
-        if size > self.most:
-            return self.memory(ptr, size), 1, self._wide(size)
-        return self.memory(ptr, size), size, self.byte
+    def bytes(self, ptr: int, size: int) -> Any:
+        memory = self.memory(ptr, size)
+        return memory if size <= self.most else self.wide(memory, size)
 
     def each(self, ptr: int, size: int) -> tuple[Any, int, Any]:
         """A block of `size` for each rank."""
         whole = self.memory(ptr, size * self.world_size)
-        return (whole, 1, self._wide(size)) if size > self.most else (whole, size, self.byte)
+        return (whole, size, self.byte) if size <= self.most else self.wide(whole, size)
 
-    def _wide(self, size: int) -> Any:
-        """MPI's datatype of `size` bytes; it is kept."""
+    def wide(self, memory: Any, size: int) -> tuple[Any, int, Any]:
+        """More bytes than a count can say: one element of a datatype of this size, which is kept."""
         if size not in self._wides:
             self._wides[size] = self._span(0, size)
-        return self._wides[size]
+        return memory, 1, self._wides[size]
 
     def _span(self, start: int, size: int) -> Any:
         """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
