@@ -256,6 +256,14 @@ class Communicator(Collectives, Closeable):
         Work, once complete, then has the message's `source` and `tag`.
         """
 
+    def send_now(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> None:
+        """`send`, and wait until the memory may change."""
+        self.send(ptr, count, dtype, dest, tag).wait()
+
+    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> None:
+        """`recv`, and wait for the message."""
+        self.recv(ptr, count, dtype, src, tag).wait()
+
     def probe(self, src: int, tag: int) -> Message | None:
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", self.backend)

@@ -11,7 +11,6 @@ from rankwise.contract.communicator import Collectives, Communicator
 from rankwise.contract.operations import Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.contract.work import COMPLETE
 
 
 class _Described(Collectives):
@@ -53,15 +52,6 @@ class _Announcing(_Plain):
 def plain_arrays(comm: Communicator) -> Shortcuts:
     """Shortcuts that check the arrays in native code. The communicator must be blocking."""
 
-    def send(*args: Any) -> None:
-        work = comm.send(*args)
-        if work is not COMPLETE:
-            work.wait()
-
-    def recv(*args: Any) -> None:
-        comm.recv(*args).wait()
-
-    recv = getattr(comm, "recv_now", recv)
     of: Collectives = comm
     describe = _ignore
     if getattr(comm, "checks", True):  # the ranks compare their calls, so the shapes matter
@@ -71,7 +61,7 @@ def plain_arrays(comm: Communicator) -> Shortcuts:
         *(of.all_reduce, of.reduce, of.broadcast, of.all_gather, of.gather, of.scatter),
         *(of.reduce_scatter, of.all_to_all),
     )
-    methods = (*collectives, send, recv, describe, comm.call)
+    methods = (*collectives, comm.send_now, comm.recv_now, describe, comm.call)
     args = comm.rank, comm.world_size, methods, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:

@@ -139,13 +139,21 @@ class MpiCommunicator(ComposedCommunicator):
         self._check_message(len(data), dest, tag)
         return self._channel.send_bytes(data, dest, tag)
 
-    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object = None) -> None:
-        """Receive, and wait for the message."""
+    def send_now(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> None:
         if measuring.measurements:
-            self.recv(ptr, count, dtype, src, tag, keep).wait()
+            super().send_now(ptr, count, dtype, dest, tag)
+            return
+        self._check_message(count, dest, tag)
+        work = self._channel.send(ptr, count, dtype, dest, tag, None)
+        if work is not COMPLETE:
+            work.wait()
+
+    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> None:
+        if measuring.measurements:
+            super().recv_now(ptr, count, dtype, src, tag)
             return
         self._check_message(count, src, tag, ANY)
-        work = self._channel.recv(ptr, count, dtype, src, tag, keep, POLLS)
+        work = self._channel.recv(ptr, count, dtype, src, tag, None, POLLS)
         if work is not COMPLETE:
             work.wait()
 
