@@ -70,7 +70,7 @@ EXTENSIONS = {"_native", "_bench"}
 BENCHMARK = "tools/bench/"
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
-FRONT_DOORS = {"autograd.py", "torch.py"}
+FRONT_DOORS = {"autograd.py", "mpi4py.py", "torch.py"}
 
 # Imported inside the function that needs them, never when a module loads.
 HEAVY = {

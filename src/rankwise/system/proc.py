@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-STATE, PARENT, START_TIME = 0, 1, 19
-"""Positions in `stat`."""
+STATE, PARENT, CPU_TIMES, START_TIME = 0, 1, slice(11, 13), 19
+"""Positions in `stat`. The CPU times are the user's and the system's, in clock ticks."""
 
 
 def stat(pid: int) -> list[str]:

@@ -90,6 +90,8 @@ class Settings:
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
                             tensors; torch.distributed still names their backend gloo (docs/how-to/torch.md)
+    RANKWISE_AS_MPI4PY      1 or 0: whether `rankwise run` makes `import mpi4py` find rankwise's (default 0), as its
+                            --mpi4py does (docs/how-to/mpi4py.md)
     RANKWISE_TCL_SIMULATE   1 or 0: whether distributed_init of the Tcl front-end simulates its ranks even if a launcher
                             or an address for the ranks is given (default 0)
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
@@ -107,7 +109,8 @@ class Settings:
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
         self.socket_dir = environ.get("RANKWISE_SOCKET_DIR") or None
         self.backend = environ.get("RANKWISE_BACKEND") or None
-        self.timeout = _read(environ, "RANKWISE_TIMEOUT", _seconds, TIMEOUT) or 300.0
+        given = _read(environ, "RANKWISE_TIMEOUT", _seconds, TIMEOUT)
+        self.timeout_given, self.timeout = given is not None, given or 300.0
         self.allow_pickle = _switch(environ, "RANKWISE_ALLOW_PICKLE") is True
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")
@@ -123,6 +126,7 @@ class Settings:
         nodes = _read(environ, "RANKWISE_NUMA_NODES", _numbers, "whole numbers of at least 0, between commas")
         self.numa_nodes = nodes or []
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
+        self.as_mpi4py = _switch(environ, "RANKWISE_AS_MPI4PY") is True
         self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
 
     @classmethod

@@ -107,13 +107,16 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(own)
     try:
         command = find_program(program)
+        settings = Settings.read()
+        if options.mpi4py or settings.as_mpi4py:
+            _find_mpi4py()
         alone = options.n == 1 and options.nnodes in (None, 1)
         output = OutputMultiplexer(sys.stdout, sys.stderr, alone=alone, tag=options.tag_output)
         stdin = sys.stdin is not None and not sys.stdin.isatty()
         if options.backend is not None:
             _check_backend(options.backend)
         _check_nodes(options)
-        policy = TracePolicy.of(options.trace or Settings.read().trace)
+        policy = TracePolicy.of(options.trace or settings.trace)
         places = None if options.bind == "none" else _places(options.bind, options.n, output)
 
         def run(nodes: Nodes | None) -> int:
@@ -146,6 +149,13 @@ def main(argv: Sequence[str]) -> int:
     except FAILURES as error:
         full = isinstance(error, OSError) and error.errno == errno.EMFILE  # before the first rank was started
         return refuse("run", too_few_files(options.n, 0, 3) if full else str(error), 2)
+
+
+def _find_mpi4py() -> None:
+    """Let the ranks' `import mpi4py` find rankwise's."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folders = [os.path.join(package, "frontends", "mpi4py", "substitute"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
 
 def _check_backend(name: str) -> None:
@@ -355,6 +365,11 @@ def _parser() -> Parser:
         default="none",
         metavar="WHERE",
         help="core: each rank may use one core only; numa: one NUMA node only (default: none, the kernel chooses)",
+    )
+    parser.add_argument(
+        "--mpi4py",
+        action="store_true",
+        help="let import mpi4py of the program find rankwise's, which needs no MPI (default: RANKWISE_AS_MPI4PY)",
     )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")

@@ -1,0 +1,205 @@
+"""The module `mpi4py.MPI`: its classes, constants and functions on rankwise's engine."""
+
+# ruff: noqa: F401 - what it imports without an underscore are its names
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from typing import Any
+
+import rankwise as rw
+from rankwise.frontends.mpi4py import comm as _comm
+from rankwise.frontends.mpi4py import datatypes as _datatypes
+from rankwise.frontends.mpi4py import errors as _errors
+from rankwise.frontends.mpi4py import ops as _ops
+from rankwise.frontends.mpi4py.absent import Absent as _Absent
+from rankwise.frontends.mpi4py.absent import add_absent as _add_absent
+from rankwise.frontends.mpi4py.absent import missing as _missing
+from rankwise.frontends.mpi4py.buffers import bytes_of as _bytes_of
+from rankwise.frontends.mpi4py.comm import (
+    COMM_NULL,
+    COMM_TYPE_HW_GUIDED,
+    COMM_TYPE_HW_UNGUIDED,
+    COMM_TYPE_RESOURCE_GUIDED,
+    COMM_TYPE_SHARED,
+    KEYVAL_INVALID,
+    Cartcomm,
+    Comm,
+    Intercomm,
+    Intracomm,
+)
+from rankwise.frontends.mpi4py.context import Context as _Context
+from rankwise.frontends.mpi4py.datatypes import (
+    DISTRIBUTE_BLOCK,
+    DISTRIBUTE_CYCLIC,
+    DISTRIBUTE_DFLT_DARG,
+    DISTRIBUTE_NONE,
+    ORDER_C,
+    ORDER_FORTRAN,
+    Datatype,
+)
+from rankwise.frontends.mpi4py.errors import Exception
+from rankwise.frontends.mpi4py.groups import CONGRUENT, GROUP_EMPTY, GROUP_NULL, IDENT, SIMILAR, UNEQUAL, Group
+from rankwise.frontends.mpi4py.info import INFO_ENV, INFO_NULL, Info
+from rankwise.frontends.mpi4py.memory import buffer
+from rankwise.frontends.mpi4py.messages import MESSAGE_NO_PROC, MESSAGE_NULL, Message
+from rankwise.frontends.mpi4py.ops import Op
+from rankwise.frontends.mpi4py.pickling import PICKLE as pickle
+from rankwise.frontends.mpi4py.pickling import Pickle
+from rankwise.frontends.mpi4py.requests import REQUEST_NULL, Prequest, Request
+from rankwise.frontends.mpi4py.specs import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
+from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Status
+from rankwise.frontends.mpi4py.topology import CART, DIST_GRAPH, GRAPH, Compute_dims
+from rankwise.frontends.mpi4py.world import WORLD as _WORLD
+
+globals().update(_datatypes.PREDEFINED, **_ops.OPS, **_errors.CODES)
+_typedict = _datatypes.TYPES
+
+VERSION, SUBVERSION = 3, 1
+THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+ROOT = -3
+TAG_UB, HOST, IO, WTIME_IS_GLOBAL = _comm.KEY_TAG_UB, _comm.KEY_HOST, _comm.KEY_IO, _comm.KEY_WTIME_IS_GLOBAL
+UNIVERSE_SIZE, APPNUM, LASTUSEDCODE = _comm.KEY_UNIVERSE_SIZE, _comm.KEY_APPNUM, _comm.KEY_LASTUSEDCODE
+BSEND_OVERHEAD = 0
+MAX_PROCESSOR_NAME, MAX_ERROR_STRING, MAX_OBJECT_NAME, MAX_LIBRARY_VERSION_STRING = 256, 1024, 128, 8192
+COMM_WORLD = Intracomm._of(_Context(_WORLD.group, _WORLD.ranks, "MPI_COMM_WORLD"))._named("COMM_WORLD")
+COMM_SELF = Intracomm._of(_Context(_WORLD.own, [_WORLD.rank], "MPI_COMM_SELF"))._named("COMM_SELF")
+memory = buffer
+
+_main_thread = threading.main_thread()
+_finalized = False
+
+
+def Init() -> None:
+    """Nothing to do: importing MPI has met the other ranks."""
+
+
+def Init_thread(required: int = THREAD_MULTIPLE) -> int:
+    return THREAD_MULTIPLE
+
+
+def Finalize() -> None:
+    """Wait for all ranks; the process may go on without MPI."""
+    global _finalized
+    if not _finalized:
+        _finalized = True
+        _WORLD.group.barrier()
+
+
+def Is_initialized() -> bool:
+    return True
+
+
+def Is_finalized() -> bool:
+    return _finalized
+
+
+def Is_thread_main() -> bool:
+    return threading.current_thread() is _main_thread
+
+
+def Query_thread() -> int:
+    return THREAD_MULTIPLE
+
+
+def Get_version() -> tuple[int, int]:
+    """The version of the MPI standard whose calls there are."""
+    return VERSION, SUBVERSION
+
+
+def Get_library_version() -> str:
+    return f"rankwise {rw.__version__}, mpi4py's interface without MPI"
+
+
+def get_vendor() -> tuple[str, tuple[int, int, int]]:
+    numbers = [int(part) for part in rw.__version__.split(".")[:3] if part.isdecimal()]
+    major, minor, micro = [*numbers, 0, 0, 0][:3]
+    return "rankwise", (major, minor, micro)
+
+
+def Get_processor_name() -> str:
+    return platform.node()
+
+
+def Wtime() -> float:
+    return time.perf_counter()
+
+
+def Wtick() -> float:
+    return time.get_clock_info("perf_counter").resolution
+
+
+def Alloc_mem(size: int, info: Any = None) -> buffer:
+    return buffer.allocate(size)
+
+
+def Free_mem(mem: Any) -> None:
+    """Nothing to do: Python frees the memory."""
+
+
+def Get_address(location: Any) -> int:
+    return _bytes_of(location, False).ctypes.data
+
+
+def Aint_add(base: int, disp: int) -> int:
+    return base + disp
+
+
+def Aint_diff(addr1: int, addr2: int) -> int:
+    return addr1 - addr2
+
+
+def Get_error_class(errorcode: int) -> int:
+    return errorcode
+
+
+def Get_error_string(errorcode: int) -> str:
+    return Exception(errorcode).error_string
+
+
+def Attach_buffer(buf: Any) -> None:
+    COMM_WORLD.Attach_buffer(buf)
+
+
+def Detach_buffer() -> Any:
+    return COMM_WORLD.Detach_buffer()
+
+
+def Flush_buffer() -> None:
+    """Nothing to do: a buffered send has a copy of its own."""
+
+
+def Iflush_buffer() -> Request:
+    return COMM_WORLD.Iflush_buffer()
+
+
+def Pcontrol(level: int) -> None:
+    """Nothing to do: there is no profiling library."""
+
+
+def _sizeof(handle: Any) -> int:
+    raise _errors.unsupported("MPI._sizeof (C handles)")
+
+
+def _addressof(handle: Any) -> int:
+    raise _errors.unsupported("MPI._addressof (C handles)")
+
+
+def _handleof(handle: Any) -> int:
+    raise _errors.unsupported("MPI._handleof (C handles)")
+
+
+ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
+    _Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
+)
+Win, File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
+    _Absent(f"MPI.{name}")
+    for name in ("Win", "File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
+)
+_add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status)
+
+
+def __getattr__(name: str) -> Any:
+    return _missing(name)

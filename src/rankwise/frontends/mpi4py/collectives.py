@@ -1,0 +1,448 @@
+"""Collectives on buffers. Each is one function, which makes the blocking, non-blocking and persistent method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, SCATTER_V, Call
+from rankwise.contract.types import DType
+from rankwise.frontends.mpi4py.buffers import Bytes
+from rankwise.frontends.mpi4py.context import Context
+from rankwise.frontends.mpi4py.messages import Messages
+from rankwise.frontends.mpi4py.ops import SUM, Op, engine_op, fold
+from rankwise.frontends.mpi4py.pending import Pending, Persistent
+from rankwise.frontends.mpi4py.requests import Prequest, Request
+from rankwise.frontends.mpi4py.specs import Blocks, address, in_place, per_rank, plain, simple, vector
+from rankwise.group.base import nothing
+from rankwise.group.work import ArrayWork
+
+Body = Callable[[], None]
+"""What a collective does once its arguments are known."""
+
+
+def _barrier(c: Context) -> Body:
+    return c.group._barrier
+
+
+def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
+    root = c.root(root)
+    blocks = simple(buf, root != c.rank)
+    dtype = blocks.dtype
+
+    def body() -> None:
+        data = blocks.packed() if root == c.rank else blocks.room()
+        c.group._collectives.broadcast(address(data), data.size // dtype.itemsize, dtype, root)
+        if root != c.rank:
+            blocks.unpack(data)
+
+    return body
+
+
+def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+    root = c.root(root)
+    into = simple(recvbuf, True, c.size) if root == c.rank else None
+    mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
+    return _gathering(c, mine, into, root, None)
+
+
+def _gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+    root = c.root(root)
+    into = vector(recvbuf, True, c.size) if root == c.rank else None
+    mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
+    sizes = [0] * c.size if into is None else into.sizes
+    return _gathering(c, mine, into, root, sizes)
+
+
+def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: list[int] | None) -> Body:
+    """sizes: the bytes of each rank, which only the root knows; None if they are all equal."""
+    dtype = mine.dtype
+
+    def body() -> None:
+        data = mine.packed()
+        room = np.zeros(0, np.uint8) if into is None else into.room()
+        if into is not None and np.may_share_memory(data, room):
+            data = data.copy()
+        if sizes is None:
+            count = data.size // dtype.itemsize
+            c.group._collectives.gather(address(data), address(room), count, dtype, root)
+        else:
+            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+            known[c.rank] = data.size
+            counts = _elements(known, dtype)
+            c.group._collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, counts))
+        if into is not None:
+            into.unpack(room)
+
+    return body
+
+
+def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+    root = c.root(root)
+    given = simple(sendbuf, False, c.size) if root == c.rank else None
+    return _scattering(c, given, recvbuf, root, None)
+
+
+def _scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+    root = c.root(root)
+    given = vector(sendbuf, False, c.size) if root == c.rank else None
+    return _scattering(c, given, recvbuf, root, [0] * c.size if given is None else given.sizes)
+
+
+def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes: list[int] | None) -> Body:
+    stays = given is not None and in_place(recvbuf)
+    into = given.block(root) if given is not None and stays else simple(recvbuf, True)
+    dtype = into.dtype
+
+    def body() -> None:
+        data = np.zeros(0, np.uint8) if given is None else given.packed()
+        room = np.empty(into.nbytes, np.uint8) if stays else into.room()
+        if sizes is None:
+            count = room.size // dtype.itemsize
+            c.group._collectives.scatter(address(data), address(room), count, dtype, root)
+        else:
+            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+            if known[c.rank] > room.size:  # no such scatter is possible, which the other ranks must learn
+                known[c.rank] = room.size
+            counts = _elements(known, dtype)
+            c.group._collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, counts))
+            room = room[: known[c.rank]]
+        if not stays:
+            into.unpack(room)
+
+    return body
+
+
+def _allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
+    into = simple(recvbuf, True, c.size)
+    mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
+    dtype = mine.dtype
+
+    def body() -> None:
+        data, room = _apart(mine.packed(), into.room())
+        c.group._collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
+        into.unpack(room)
+
+    return body
+
+
+def _allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
+    into = vector(recvbuf, True, c.size)
+    mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
+    dtype, sizes = mine.dtype, into.sizes
+    sizes[c.rank] = mine.nbytes
+
+    def body() -> None:
+        data, room = _apart(mine.packed(), into.room())
+        call = Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=_elements(sizes, dtype))
+        c.group._collectives.run(call)
+        into.unpack(room)
+
+    return body
+
+
+def _alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
+    return _exchange(c, sendbuf, recvbuf, simple)
+
+
+def _alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
+    return _exchange(c, sendbuf, recvbuf, vector)
+
+
+def _alltoallw(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
+    return _exchange(c, sendbuf, recvbuf, per_rank)
+
+
+def _exchange(c: Context, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, bool, int], Blocks]) -> Body:
+    into = parse(recvbuf, True, c.size)
+    given = into if in_place(sendbuf) else parse(sendbuf, False, c.size)
+    dtype = DType.U8 if parse is per_rank else given.dtype
+    sends, receives = _elements(given.sizes, dtype), _elements(into.sizes, dtype)
+
+    def body() -> None:
+        data, room = _apart(given.packed(), into.room())
+        if parse is simple:
+            c.group._collectives.all_to_all(address(data), address(room), sends[0], dtype)
+        else:
+            call = Call(ALL_TO_ALL_V, address(data), address(room), 0, dtype)
+            c.group._collectives.run(call._replace(send_counts=sends, recv_counts=receives))
+        into.unpack(room)
+
+    return body
+
+
+# ---- reductions ----
+
+
+def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Body:
+    root = c.root(root)
+    into = simple(recvbuf, True) if root == c.rank else None
+    mine = _operand(sendbuf, into)
+    kind, dtype = mine.type, mine.type._dtype
+    reduce_op = engine_op(op, dtype)
+
+    def body() -> None:
+        data = mine.packed()
+        if reduce_op is None or dtype is None:
+            parts = _gathered(c, data, root)
+            if into is not None:
+                into.unpack(fold(parts, op, kind))
+            return
+        if into is not None:
+            room = into.room()
+            room[:] = data
+            data = room
+        c.group._collectives.reduce(address(data), data.size // dtype.itemsize, dtype, reduce_op, root)
+        if into is not None:
+            into.unpack(data)
+
+    return body
+
+
+def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
+    into = simple(recvbuf, True)
+    mine = _operand(sendbuf, into)
+    kind, dtype = mine.type, mine.type._dtype
+    reduce_op = engine_op(op, dtype)
+
+    def body() -> None:
+        if reduce_op is None or dtype is None:
+            into.unpack(fold(_gathered(c, mine.packed()), op, kind))
+            return
+        room = into.room()
+        room[:] = mine.packed()
+        c.group._collectives.all_reduce(address(room), room.size // dtype.itemsize, dtype, reduce_op)
+        into.unpack(room)
+
+    return body
+
+
+def _reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
+    if in_place(sendbuf):
+        given = simple(recvbuf, True, c.size)
+        return _reducing(c, given, given.block(0), given.sizes, op)
+    into = simple(recvbuf, True)
+    return _reducing(c, simple(sendbuf, False), into, [into.nbytes] * c.size, op)
+
+
+def _reduce_scatter(
+    c: Context, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+) -> Body:
+    if in_place(sendbuf):
+        given = simple(recvbuf, True)
+        counts = _shares(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
+        into = Blocks(given.memory, [given.type], [counts[c.rank]], [0])
+        return _reducing(c, given, into, [count * given.type.size for count in counts], op)
+    into, given = simple(recvbuf, True), simple(sendbuf, False)
+    if recvcounts is None:
+        sizes = c.group._all_gather_ints(np.array(into.nbytes, np.int64)).tolist()
+    else:
+        sizes = [int(count) * given.type.size for count in recvcounts]
+    if sizes[c.rank] < into.nbytes:
+        into = Blocks(into.memory, [into.type], [sizes[c.rank] // into.type.size], into.starts)
+    return _reducing(c, given, into, sizes, op)
+
+
+def _shares(count: int, ranks: int) -> list[int]:
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op) -> Body:
+    kind, dtype = given.type, given.type._dtype
+    reduce_op = engine_op(op, dtype)
+    if sum(sizes) != given.nbytes:
+        raise ValueError(
+            f"message: the counts add up to {sum(sizes)} bytes, the buffer that is sent has {given.nbytes}"
+        )
+
+    def body() -> None:
+        data = given.packed()
+        if reduce_op is None or dtype is None:
+            total = fold(_gathered(c, data), op, kind)
+            start = sum(sizes[: c.rank])
+            into.unpack(total[start : start + sizes[c.rank]])
+            return
+        data, room = _apart(data, into.room())
+        call = Call(REDUCE_SCATTER_V, address(data), address(room), 0, dtype, reduce_op)
+        c.group._collectives.run(call._replace(counts=_elements(sizes, dtype)))
+        into.unpack(room)
+
+    return body
+
+
+def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
+    return _scanning(c, sendbuf, recvbuf, op, c.rank + 1)
+
+
+def _exscan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
+    return _scanning(c, sendbuf, recvbuf, op, c.rank)
+
+
+def _scanning(c: Context, sendbuf: Any, recvbuf: Any, op: Op, ranks: int) -> Body:
+    """The reduction over the first `ranks` ranks; over none, the buffer stays as it is."""
+    into = simple(recvbuf, True)
+    mine = _operand(sendbuf, into)
+    op._live()
+
+    def body() -> None:
+        parts = _gathered(c, mine.packed())
+        if ranks:
+            into.unpack(fold(parts[:ranks], op, mine.type))
+
+    return body
+
+
+def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
+    """What this rank contributes. Raises ValueError if it does not fit what it receives."""
+    if into is None:
+        return simple(sendbuf, False)
+    if in_place(sendbuf):
+        return into
+    mine = simple(sendbuf, False)
+    if mine.type._dtype != into.type._dtype:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+    if mine.nbytes != into.nbytes:
+        raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
+    return mine
+
+
+def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
+    """Every rank's data of the same size, on `root` or on all."""
+    room = np.empty(data.size * c.size if root in (None, c.rank) else 0, np.uint8)
+    if root is None:
+        c.group._collectives.all_gather(address(data), address(room), data.size, DType.U8)
+    else:
+        c.group._collectives.gather(address(data), address(room), data.size, DType.U8, root)
+    return [room[i * data.size : (i + 1) * data.size] for i in range(c.size)] if room.size or not data.size else []
+
+
+def _apart(data: Bytes, room: Bytes) -> tuple[Bytes, Bytes]:
+    """The two, the first as a copy if they overlap."""
+    return (data.copy() if np.may_share_memory(data, room) else data), room
+
+
+def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
+    item = dtype.itemsize
+    return [size // item for size in sizes]
+
+
+# ---- the ways of plain arrays; each returns False, with nothing done, for anything else ----
+
+
+def _fast_bcast(c: Context, buf: Any, root: int = 0) -> bool:
+    x = plain(buf)
+    return x is not None and c.group._broadcast_array(x, root)
+
+
+def _fast_allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
+    x = _result(sendbuf, recvbuf, op)
+    return x is not None and c.group._all_reduce_array(x, op._live().name)
+
+
+def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
+    if root == c.rank:
+        x = _result(sendbuf, recvbuf, op)
+    else:
+        x = plain(sendbuf)
+        if x is not None and (op._live().reduce is None or x.dtype.kind == "b"):
+            return False
+    return x is not None and c.group._reduce_array(x, root, op._live().name)
+
+
+def _result(sendbuf: Any, recvbuf: Any, op: Op) -> Any:
+    """The receive buffer, with this rank's contribution in it; None for the general case."""
+    x = plain(recvbuf)
+    if x is None or op._live().reduce is None or x.dtype.kind == "b" or not x.flags.writeable:
+        return None
+    if not in_place(sendbuf):
+        mine = plain(sendbuf)
+        if mine is None or mine.dtype != x.dtype or mine.size != x.size:
+            return None
+        x[...] = mine
+    return x
+
+
+def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
+    mine, into = plain(sendbuf), plain(recvbuf)
+    if mine is None or into is None or into.size != mine.size * c.size:
+        return False
+    return c.group._all_gather_array(mine, into.reshape(c.size, mine.size))
+
+
+def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
+    mine, into = plain(sendbuf), None
+    if mine is None:
+        return False
+    if root == c.rank:
+        into = plain(recvbuf)
+        if into is None or into.size != mine.size * c.size:
+            return False
+        into = into.reshape(c.size, mine.size)
+    return c.group._gather_array(mine, root, into)
+
+
+def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
+    given, into = plain(sendbuf), plain(recvbuf)
+    if given is None or into is None or into.size != given.size or given.size % c.size:
+        return False
+    return c.group._all_to_all_array(given, into)
+
+
+_ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
+    "Barrier": (_barrier, None),
+    "Bcast": (_bcast, _fast_bcast),
+    "Gather": (_gather, _fast_gather),
+    "Gatherv": (_gatherv, None),
+    "Scatter": (_scatter, None),
+    "Scatterv": (_scatterv, None),
+    "Allgather": (_allgather, _fast_allgather),
+    "Allgatherv": (_allgatherv, None),
+    "Alltoall": (_alltoall, _fast_alltoall),
+    "Alltoallv": (_alltoallv, None),
+    "Alltoallw": (_alltoallw, None),
+    "Reduce": (_reduce, _fast_reduce),
+    "Allreduce": (_allreduce, _fast_allreduce),
+    "Reduce_scatter_block": (_reduce_scatter_block, None),
+    "Reduce_scatter": (_reduce_scatter, None),
+    "Scan": (_scan, None),
+    "Exscan": (_exscan, None),
+}
+"""Each collective: what prepares it, and a faster way for plain arrays."""
+
+
+class BufferCollectives(Messages):
+    """For each row `Bcast`, which blocks, `Ibcast`, which returns a Request, and `Bcast_init`, a Prequest."""
+
+
+def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
+    body = prepare(c, *args, **options)
+    keep = (c.group, args, options)
+    return Pending(ArrayWork(c.group.comm.start_call(body), nothing, c.group._pending, keep).started())
+
+
+def _methods(
+    prepare: Callable[..., Body], fast: Callable[..., bool] | None
+) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
+    def blocking(self: Messages, *args: Any, **options: Any) -> None:
+        c = self._live()
+        if fast is None or not fast(c, *args, **options):
+            c.group.comm.call(prepare(c, *args, **options))
+
+    def started(self: Messages, *args: Any, **options: Any) -> Request:
+        return Request._of(_begin(self._live(), prepare, args, options))
+
+    def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
+        c = self._live()
+        prepare(c, *args, **options)  # so that a bad argument raises here
+        return Prequest._of(Persistent(partial(_begin, c, prepare, args, options)))
+
+    return blocking, started, persistent
+
+
+for _name, _row in _ROWS.items():
+    for _label, _method in zip((_name, f"I{_name.lower()}", f"{_name}_init"), _methods(*_row), strict=True):
+        _method.__name__, _method.__qualname__ = _label, f"Comm.{_label}"
+        setattr(BufferCollectives, _label, _method)

@@ -1,0 +1,234 @@
+"""Communicators: how they are made, named and ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rankwise.frontends.mpi4py import specs
+from rankwise.frontends.mpi4py.collectives import BufferCollectives
+from rankwise.frontends.mpi4py.context import TAG_UB, Context
+from rankwise.frontends.mpi4py.errors import error, unsupported
+from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group, Members
+from rankwise.frontends.mpi4py.info import Info
+from rankwise.frontends.mpi4py.memory import buffer
+from rankwise.frontends.mpi4py.objects import ObjectCollectives
+from rankwise.frontends.mpi4py.pending import Pending
+from rankwise.frontends.mpi4py.requests import Request
+from rankwise.frontends.mpi4py.status import UNDEFINED
+from rankwise.frontends.mpi4py.topology import Cartesian, Grid, Topologies
+from rankwise.frontends.mpi4py.world import WORLD
+
+COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED = range(1, 5)
+KEYVAL_INVALID, KEY_TAG_UB, KEY_HOST, KEY_IO, KEY_WTIME_IS_GLOBAL, KEY_UNIVERSE_SIZE, KEY_APPNUM, KEY_LASTUSEDCODE = (
+    -1, 1, 2, 3, 4, 5, 6, 7,
+)  # fmt: skip
+
+
+class Comm(BufferCollectives, ObjectCollectives, root=True):
+    """An MPI communicator over a group of rankwise."""
+
+    _null = "ERR_COMM"
+
+    # ---- what it is ----
+
+    def Get_size(self) -> int:
+        return self._live().size
+
+    def Get_rank(self) -> int:
+        return self._live().rank
+
+    size = property(Get_size)
+    rank = property(Get_rank)
+
+    def Get_group(self) -> Group:
+        c = self._live()
+        return Group._of(Members(c.ranks, c.ranks[c.rank]))
+
+    group = property(Get_group)
+
+    def Get_name(self) -> str:
+        return "MPI_COMM_NULL" if self._h is None else self._h.name
+
+    def Set_name(self, name: str) -> None:
+        self._live().name = name
+
+    name = property(Get_name, Set_name)
+
+    def Is_inter(self) -> bool:
+        self._live()
+        return False
+
+    def Is_intra(self) -> bool:
+        return not self.Is_inter()
+
+    is_inter = property(Is_inter)
+    is_intra = property(Is_intra)
+
+    def Get_topology(self) -> int:
+        return UNDEFINED if self._live().topology is None else Cartesian.NUMBER
+
+    topology = property(Get_topology)
+    is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
+
+    def Compare(self, comm: Comm) -> int:
+        first, second = self._live(), comm._live()
+        if first is second:
+            return IDENT
+        if first.ranks == second.ranks:
+            return CONGRUENT
+        return SIMILAR if sorted(first.ranks) == sorted(second.ranks) else UNEQUAL
+
+    def Get_info(self) -> Info:
+        return Info.Create(self._live().info)
+
+    def Set_info(self, info: Info | None) -> None:
+        self._live().info = dict(info._h or {}) if info is not None else {}
+
+    info = property(Get_info, Set_info)
+
+    def Get_attr(self, keyval: int) -> Any:
+        c = self._live()
+        known = {KEY_TAG_UB: TAG_UB, KEY_WTIME_IS_GLOBAL: 0, KEY_UNIVERSE_SIZE: WORLD.size, KEY_IO: c.rank}
+        return c.attributes.get(keyval, known.get(keyval))
+
+    def Set_attr(self, keyval: int, value: Any) -> None:
+        self._live().attributes[keyval] = value
+
+    def Delete_attr(self, keyval: int) -> None:
+        self._live().attributes.pop(keyval, None)
+
+    def Get_errhandler(self) -> Any:
+        raise unsupported("MPI.Comm.Get_errhandler")
+
+    def Set_errhandler(self, errhandler: Any) -> None:
+        """Errors are exceptions, whatever is set."""
+        self._live()
+
+    @classmethod
+    def Get_parent(cls) -> Intercomm:
+        """The null handle: no process of this job was spawned by another."""
+        return Intercomm()
+
+    # ---- making others ----
+
+    def _made(self, group: Any, ranks: Sequence[int] | None = None, kind: type[Comm] | None = None) -> Any:
+        """A handle of a new communicator; null for no group. ranks: the world's numbers, if the group's are others'."""
+        kind = kind or Intracomm
+        if group is None:
+            return COMM_NULL
+        return kind._of(Context(group, group.ranks if ranks is None else ranks))
+
+    def _ranks_of(self, group: Any) -> list[int]:
+        """The world's numbers of a new group's ranks. A group made from COMM_SELF numbers its rank anew."""
+        if group is None:
+            return []
+        return [WORLD.rank] if group.backend == "solo" else list(group.ranks)
+
+    def Dup(self, info: Info | None = None) -> Any:
+        c = self._live()
+        made = Context(c.group.dup(), c.ranks)
+        made.topology, made.attributes = c.topology, dict(c.attributes)
+        made.info = dict(c.info) if info is None else dict(info._h or {})
+        return type(self)._of(made)
+
+    Clone = Dup
+
+    def Dup_with_info(self, info: Info) -> Any:
+        return self.Dup(info)
+
+    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+        return self.Dup(info), Request._of(Pending())
+
+    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
+        return self.Idup(info)
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        if color < 0 and color != UNDEFINED:
+            raise error("ERR_ARG", f"color={color}: expected 0 or more, or UNDEFINED")
+        group = self._live().group.split(None if color == UNDEFINED else color, key)
+        return self._made(group, self._ranks_of(group))
+
+    def Split_type(self, split_type: int, key: int = 0, info: Info | None = None) -> Any:
+        """Communicators of the ranks of one host for COMM_TYPE_SHARED; null for kinds of hardware that are unknown."""
+        shared = split_type == COMM_TYPE_SHARED
+        if split_type in (COMM_TYPE_HW_GUIDED, COMM_TYPE_RESOURCE_GUIDED):
+            shared = info is not None and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
+        host = WORLD.host_of(self._live().group)
+        return self.Split(host if shared else UNDEFINED, key)
+
+    def Create(self, group: Group) -> Any:
+        """Of the ranks of `group`; every rank of this communicator calls it."""
+        c = self._live()
+        members = [c.ranks.index(rank) for rank in group._live().ranks]
+        made = c.group.subgroup(members) if c.rank in members else c.group.split(None)
+        return self._made(made, self._ranks_of(made))
+
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        """Of the ranks of `group`; only they call it."""
+        return WORLD.create_group(group._live().ranks, tag, self._made)
+
+    @classmethod
+    def Create_from_group(cls, group: Group, stringtag: str = "", info: Any = None, errhandler: Any = None) -> Any:
+        return WORLD.create_group(group._live().ranks, sum(stringtag.encode()), COMM_NULL._made)
+
+    def Free(self) -> None:
+        c = self._live()
+        if self.is_predefined:
+            raise error("ERR_COMM", f"{c.name} cannot be freed")
+        self._h = None
+        c.group.close()
+
+    Disconnect = Free
+
+    def free(self) -> None:
+        self.Free()
+
+    # ---- buffered sends need no buffer ----
+
+    def Attach_buffer(self, buf: Any) -> None:
+        self._live().buffer = buf
+
+    def Detach_buffer(self) -> Any:
+        c = self._live()
+        found, c.buffer = c.buffer, None
+        return found if found is None or found is specs.BUFFER_AUTOMATIC else buffer(found)
+
+    def Flush_buffer(self) -> None:
+        self._live()
+
+    def Iflush_buffer(self) -> Request:
+        self._live()
+        return Request._of(Pending())
+
+    # ---- the end ----
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End the job: this process ends with the code, and the others' operations fail."""
+        c = self._live()
+        print(f"rank {WORLD.rank} called MPI Abort({errorcode})", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if c.size > 1:
+            c.group.abort(f"MPI Abort({errorcode})")
+        os._exit(errorcode & 255 or 1)
+
+
+class Intracomm(Comm, Topologies):
+    """A communicator of one group: every communicator here is one."""
+
+
+class Cartcomm(Grid, Intracomm):
+    """A communicator whose ranks form a grid."""
+
+
+Topologies._cartesian = Cartcomm
+
+
+class Intercomm(Comm):
+    """A communicator between two groups, of which there is only the null handle."""
+
+
+COMM_NULL: Any = Comm()._named("COMM_NULL")

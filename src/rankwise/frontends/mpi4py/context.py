@@ -1,0 +1,53 @@
+"""What a communicator's handles refer to, and the checks of ranks and tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise import Group
+from rankwise.contract.message import ANY
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.pending import Receives
+from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
+from rankwise.frontends.mpi4py.waiting import GROUPS
+
+TAG_UB = 2**31 - 1
+
+
+class Context:
+    """A communicator: rankwise's group, the world's numbers of its ranks, and what the program has attached to it."""
+
+    def __init__(self, group: Group, ranks: Sequence[int], name: str = "") -> None:
+        self.group, self.ranks, self.name = group, tuple(ranks), name
+        self.rank, self.size = group.rank, group.world_size
+        self.receives = Receives(group)
+        GROUPS.add(group)
+        self.attributes: dict[int, Any] = {}
+        self.info: dict[str, str] = {}
+        self.topology: Any = None
+        self.buffer: Any = None
+
+    def destination(self, rank: int, tag: int) -> int | None:
+        """Checked; None for the null rank."""
+        if not 0 <= tag <= TAG_UB:
+            raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}")
+        return self._rank(rank, "dest")
+
+    def source(self, rank: int, tag: int) -> tuple[int | None, int]:
+        """Source and tag, either of which may be ANY, checked; the source is None for the null rank."""
+        if tag != ANY_TAG and not 0 <= tag <= TAG_UB:
+            raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}, or ANY_TAG")
+        return ANY if rank == ANY_SOURCE else self._rank(rank, "source"), ANY if tag == ANY_TAG else int(tag)
+
+    def _rank(self, rank: int, name: str) -> int | None:
+        if rank == PROC_NULL:
+            return None
+        if not 0 <= rank < self.size:
+            raise error("ERR_RANK", f"{name}={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
+        return int(rank)
+
+    def root(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise error("ERR_ROOT", f"root={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
+        return int(rank)

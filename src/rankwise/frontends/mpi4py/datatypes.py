@@ -1,0 +1,327 @@
+"""Datatypes: which bytes of a buffer an element consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from rankwise.arrays import dtypes
+from rankwise.contract.types import DType
+from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+
+ORDER_C, ORDER_FORTRAN = 56, 57
+DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
+
+
+class Layout:
+    """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
+
+    basic: the NumPy dtype of the basic elements if they all have one, else None. elements: how many basic ones it has.
+    """
+
+    def __init__(
+        self, offsets: Any, width: int, lb: int, extent: int, basic: np.dtype[Any] | None, elements: int, name: str = ""
+    ) -> None:
+        self.offsets = np.asarray(offsets, np.int64).reshape(-1)
+        self.width, self.lb, self.extent, self.basic, self.elements = width, lb, extent, basic, elements
+        self.name = name
+        self._merge()
+        self.size = self.width * self.offsets.size
+        self.contiguous = self.size == self.extent and self.lb == 0 and self.offsets.size <= 1 and self.first == 0
+
+    @property
+    def first(self) -> int:
+        """The offset of the first byte, in memory."""
+        return int(self.offsets.min()) if self.offsets.size else 0
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return int(self.offsets.max()) + self.width if self.offsets.size else 0
+
+    def _merge(self) -> None:
+        """Make one piece of pieces that follow each other in equally long rows."""
+        at, width = self.offsets, self.width
+        if at.size < 2 or not width:
+            self.offsets = at if width else at[:0]
+            return
+        breaks = np.flatnonzero(np.diff(at) != width) + 1
+        starts = np.concatenate(([0], breaks))
+        lengths = np.diff(np.concatenate((starts, [at.size])))
+        step = int(np.gcd.reduce(lengths))
+        if step > 1:
+            self.offsets, self.width = at[::step].copy(), width * step
+
+    def all_offsets(self, count: int, start: int) -> Any:
+        """Where the pieces of `count` elements lie in memory in which the first element is at `start`."""
+        return (start + np.arange(count, dtype=np.int64)[:, None] * self.extent + self.offsets).reshape(-1)
+
+    def pieces(self, memory: Bytes) -> Any:
+        """The memory as an array whose item i is the piece at byte i."""
+        shape = (max(0, memory.size - self.width + 1),)
+        return np.ndarray(shape, f"V{self.width}", memory, strides=(1,))
+
+
+class Datatype(Handle, root=True):
+    """An MPI datatype."""
+
+    _null = "ERR_TYPE"
+    _h: Layout | None
+
+    @property
+    def _elements(self) -> int:
+        return int(self._live().elements)
+
+    @property
+    def _dtype(self) -> DType | None:
+        """rankwise's dtype of the basic elements, if there is one."""
+        basic = self._live().basic
+        return None if basic is None or basic.names else dtypes.from_numpy(basic)
+
+    # ---- what it is ----
+
+    def Get_size(self) -> int:
+        return int(self._live().size)
+
+    def Get_extent(self) -> tuple[int, int]:
+        layout = self._live()
+        return layout.lb, layout.extent
+
+    def Get_true_extent(self) -> tuple[int, int]:
+        layout = self._live()
+        return layout.first, layout.end - layout.first
+
+    def Get_name(self) -> str:
+        return "MPI_DATATYPE_NULL" if self._h is None else self._h.name
+
+    def Set_name(self, name: str) -> None:
+        self._live().name = name
+
+    size = property(Get_size)
+    name = property(Get_name, Set_name)
+    extent = property(lambda self: self.Get_extent()[1])
+    lb = property(lambda self: self.Get_extent()[0])
+    ub = property(lambda self: sum(self.Get_extent()))
+    true_extent = property(lambda self: self.Get_true_extent()[1])
+    true_lb = property(lambda self: self.Get_true_extent()[0])
+    true_ub = property(lambda self: sum(self.Get_true_extent()))
+    is_named = property(lambda self: self.is_predefined)
+
+    def Commit(self) -> Datatype:
+        self._live()
+        return self
+
+    def Free(self) -> None:
+        if self.is_predefined:
+            raise error("ERR_TYPE", f"{self.Get_name()} is predefined and cannot be freed")
+        self._h = None
+
+    def Dup(self) -> Datatype:
+        one = self._live()
+        layout = Layout(one.offsets, one.width, one.lb, one.extent, one.basic, one.elements)
+        return type(self)._of(layout)
+
+    Clone = Dup
+
+    def Pack_size(self, count: int, comm: Any) -> int:
+        return count * self.Get_size()
+
+    @property
+    def typechar(self) -> str:
+        return "" if self._live().basic is None else str(self._live().basic.char)
+
+    @property
+    def typestr(self) -> str:
+        basic = self._live().basic
+        return f"V{self.extent}" if basic is None or self._elements != 1 else str(basic.str)[1:]
+
+    def tocode(self) -> str:
+        if not self.is_predefined:
+            raise ValueError("expected a predefined datatype")
+        return self.typestr
+
+    @classmethod
+    def fromcode(cls, code: str) -> Datatype:
+        if code in TYPES:
+            return TYPES[code]
+        dtype = np.dtype(code)
+        return TYPES.get(dtype.char) or cls._of(Layout([0], dtype.itemsize, 0, dtype.itemsize, None, 1))
+
+    # ---- those made of it ----
+
+    def _made(self, blocks: Sequence[tuple[int, int]]) -> Datatype:
+        """Blocks of elements one after the other, (how many, byte offset of the first)."""
+        return _joined([(self, count, at) for count, at in blocks])
+
+    def Create_contiguous(self, count: int) -> Datatype:
+        return self._made([(count, 0)])
+
+    def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
+        return self.Create_hvector(count, blocklength, stride * self.extent)
+
+    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
+        return self._made([(blocklength, i * stride) for i in range(count)])
+
+    def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
+        return self.Create_hindexed(blocklengths, [at * self.extent for at in displacements])
+
+    def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
+        return self._made(list(zip(blocklengths, displacements, strict=True)))
+
+    def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
+        return self.Create_indexed([blocklength] * len(displacements), displacements)
+
+    def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
+        return self.Create_hindexed([blocklength] * len(displacements), displacements)
+
+    def Create_subarray(
+        self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
+    ) -> Datatype:
+        for axis, (size, part, start) in enumerate(zip(sizes, subsizes, starts, strict=True)):
+            if not (0 < part <= size and 0 <= start <= size - part):
+                raise error("ERR_ARG", f"axis {axis}: {part} elements from {start} on are not within {size}")
+        axes = list(zip(sizes, subsizes, starts, strict=True))
+        offsets, stride = np.zeros(1, np.int64), self.extent
+        for size, part, start in reversed(axes) if order == ORDER_C else axes:
+            offsets = ((np.arange(start, start + part) * stride)[:, None] + offsets).reshape(-1)
+            stride *= size
+        one, count = self._live(), offsets.size
+        every = (offsets[:, None] + one.offsets).reshape(-1)
+        return Datatype._of(Layout(every, one.width, 0, stride, one.basic, one.elements * count))
+
+    def Create_resized(self, lb: int, extent: int) -> Datatype:
+        one = self._live()
+        return Datatype._of(Layout(one.offsets, one.width, lb, extent, one.basic, one.elements))
+
+    @classmethod
+    def Create_struct(
+        cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
+    ) -> Datatype:
+        made = _joined(list(zip(datatypes, blocklengths, displacements, strict=True)))
+        layout = made._live()
+        aligned = max((_alignment(each) for each in datatypes), default=1)
+        if all(each.is_predefined for each in datatypes):  # as a C compiler pads it
+            layout.extent += -layout.extent % aligned
+            layout.contiguous = layout.contiguous and layout.size == layout.extent
+        return made
+
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
+        """Copy the elements in `inbuf` to byte `position` of `outbuf`; returns the byte behind them."""
+        layout, memory = self._live(), bytes_of(inbuf, False)
+        data = layout.pieces(memory)[layout.all_offsets(memory.size // layout.extent, 0)].view(np.uint8)
+        bytes_of(outbuf, True)[position : position + data.size] = data
+        return int(position + data.size)
+
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
+        """The reverse."""
+        layout, memory = self._live(), bytes_of(outbuf, True)
+        count = memory.size // layout.extent
+        data = bytes_of(inbuf, False)[position : position + count * layout.size]
+        layout.pieces(memory)[layout.all_offsets(count, 0)] = data.view(f"V{layout.width}")
+        return int(position + count * layout.size)
+
+
+def _alignment(datatype: Datatype) -> int:
+    basic = datatype._live().basic
+    return 1 if basic is None else int(basic.alignment)
+
+
+def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
+    """(datatype, how many of them, the byte offset of the first), one after the other."""
+    layouts = [(part._live(), count, at) for part, count, at in parts]
+    full = [each for each in layouts if each[1] and each[0].size]
+    width = reduce(gcd, (one.width for one, _, _ in full), 0)
+    pieces = []
+    for one, count, at in full:
+        starts = one.all_offsets(count, at)
+        pieces.append((starts[:, None] + np.arange(0, one.width, width)).reshape(-1))
+    offsets = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+    occupied = [each for each in layouts if each[1]]
+    ends = [(one.lb + at + i * one.extent) for one, count, at in occupied for i in (0, count - 1)]
+    uppers = [(one.lb + one.extent + at + i * one.extent) for one, count, at in occupied for i in (0, count - 1)]
+    lb, ub = min(ends, default=0), max(uppers, default=0)
+    basics = {one.basic for one, _, _ in full}
+    basic = basics.pop() if len(basics) == 1 else None
+    elements = sum(one.elements * count for one, count, _ in layouts)
+    return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements))
+
+
+# ---- the predefined ones ----
+
+_PREDEFINED = {
+    "CHAR": "S1", "WCHAR": "i4", "SIGNED_CHAR": "i1", "UNSIGNED_CHAR": "u1", "SHORT": "h", "UNSIGNED_SHORT": "H",
+    "INT": "i", "UNSIGNED": "I", "LONG": "l", "UNSIGNED_LONG": "L", "LONG_LONG": "q", "UNSIGNED_LONG_LONG": "Q",
+    "FLOAT": "f", "DOUBLE": "d", "LONG_DOUBLE": "g", "C_BOOL": "?", "CXX_BOOL": "?",
+    "INT8_T": "i1", "INT16_T": "i2", "INT32_T": "i4", "INT64_T": "i8",
+    "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8",
+    "C_COMPLEX": "F", "C_FLOAT_COMPLEX": "F", "C_DOUBLE_COMPLEX": "D", "C_LONG_DOUBLE_COMPLEX": "G",
+    "CXX_FLOAT_COMPLEX": "F", "CXX_DOUBLE_COMPLEX": "D", "CXX_LONG_DOUBLE_COMPLEX": "G",
+    "CHARACTER": "S1", "LOGICAL": "i4", "INTEGER": "i4", "REAL": "f4", "DOUBLE_PRECISION": "f8", "COMPLEX": "F",
+    "DOUBLE_COMPLEX": "D", "LOGICAL1": "i1", "LOGICAL2": "i2", "LOGICAL4": "i4", "LOGICAL8": "i8",
+    "INTEGER1": "i1", "INTEGER2": "i2", "INTEGER4": "i4", "INTEGER8": "i8", "REAL2": "f2", "REAL4": "f4",
+    "REAL8": "f8", "COMPLEX8": "F", "COMPLEX16": "D", "BYTE": "u1", "PACKED": "u1",
+    "AINT": "i8", "OFFSET": "i8", "COUNT": "i8",
+}  # fmt: skip
+_PAIRS = {
+    "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d", "LONG_DOUBLE_INT": "g",
+}  # fmt: skip
+_ALIASES = {
+    "BOOL": "C_BOOL", "SINT8_T": "INT8_T", "SINT16_T": "INT16_T", "SINT32_T": "INT32_T", "SINT64_T": "INT64_T",
+    "UNSIGNED_INT": "UNSIGNED", "TWOINT": "INT_INT", "DOUBLE_COMPLEX_C": "C_DOUBLE_COMPLEX",
+    "F_BOOL": "LOGICAL", "F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION",
+    "F_COMPLEX": "COMPLEX", "F_FLOAT_COMPLEX": "COMPLEX", "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
+}  # fmt: skip
+_UNKNOWN = ("INTEGER16", "LOGICAL16", "REAL16", "COMPLEX4", "COMPLEX32", "BFLOAT16_T")
+
+
+def _predefined() -> dict[str, Datatype]:
+    found = {}
+    for name, code in _PREDEFINED.items():
+        dtype = np.dtype(code)
+        layout = Layout([0], dtype.itemsize, 0, dtype.itemsize, dtype, 1, f"MPI_{name}")
+        found[name] = Datatype._of(layout)._named(name)
+    for name, code in _PAIRS.items():
+        one, index = np.dtype(code), np.dtype("i4")
+        place = one.itemsize + -one.itemsize % 4
+        extent = place + 4 + -(place + 4) % one.alignment
+        packed = np.dtype([("value", one), ("index", index)])
+        offsets = [*range(one.itemsize), *range(place, place + 4)]
+        found[name] = Datatype._of(Layout(offsets, 1, 0, extent, packed, 2, f"MPI_{name}"))._named(name)
+    found |= {alias: found[name] for alias, name in _ALIASES.items()}
+    null = Datatype()._named("DATATYPE_NULL")
+    return found | dict.fromkeys(_UNKNOWN, null) | {"DATATYPE_NULL": null}
+
+
+PREDEFINED = _predefined()
+"""The predefined datatypes by name, without MPI."""
+
+BYTE = PREDEFINED["BYTE"]
+
+_CODES = {
+    "?": "C_BOOL", "b": "SIGNED_CHAR", "h": "SHORT", "i": "INT", "l": "LONG", "q": "LONG_LONG", "B": "UNSIGNED_CHAR",
+    "H": "UNSIGNED_SHORT", "I": "UNSIGNED", "L": "UNSIGNED_LONG", "Q": "UNSIGNED_LONG_LONG", "f": "FLOAT",
+    "d": "DOUBLE", "g": "LONG_DOUBLE", "Zf": "C_FLOAT_COMPLEX", "Zd": "C_DOUBLE_COMPLEX",
+    "Zg": "C_LONG_DOUBLE_COMPLEX", "F": "C_FLOAT_COMPLEX", "D": "C_DOUBLE_COMPLEX", "G": "C_LONG_DOUBLE_COMPLEX",
+    "b1": "C_BOOL", "i1": "INT8_T", "i2": "INT16_T", "i4": "INT32_T", "i8": "INT64_T", "u1": "UINT8_T",
+    "u2": "UINT16_T", "u4": "UINT32_T", "u8": "UINT64_T", "f4": "FLOAT", "f8": "DOUBLE", "f16": "LONG_DOUBLE",
+    "c8": "C_FLOAT_COMPLEX", "c16": "C_DOUBLE_COMPLEX", "c32": "C_LONG_DOUBLE_COMPLEX", "n": "AINT", "p": "AINT",
+    "c": "CHAR", "S": "CHAR", "S1": "CHAR", "s": "CHAR", "w": "WCHAR", "e": "REAL2", "f2": "REAL2",
+}  # fmt: skip
+TYPES: dict[str, Datatype] = {code: PREDEFINED[name] for code, name in _CODES.items()}
+"""mpi4py's `_typedict`: the datatypes by the codes of the buffer protocol and of NumPy."""
+
+
+def as_datatype(given: Any) -> Datatype:
+    """A datatype, or the one that has this code."""
+    if isinstance(given, Datatype):
+        return given
+    try:
+        return TYPES[given]
+    except (KeyError, TypeError):
+        raise KeyError(f"cannot map {given!r} to an MPI datatype") from None

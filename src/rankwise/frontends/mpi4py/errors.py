@@ -1,0 +1,89 @@
+"""MPI's error classes and exception, and the error of what this front-end does not have."""
+
+from __future__ import annotations
+
+import builtins
+
+_CLASSES = (
+    "SUCCESS", "BUFFER", "COUNT", "TYPE", "TAG", "COMM", "RANK", "REQUEST", "ROOT", "GROUP", "OP", "TOPOLOGY",
+    "DIMS", "ARG", "UNKNOWN", "TRUNCATE", "OTHER", "INTERN", "PENDING", "IN_STATUS", "ACCESS", "AMODE", "ASSERT",
+    "BAD_FILE", "BASE", "CONVERSION", "DISP", "DUP_DATAREP", "FILE_EXISTS", "FILE_IN_USE", "FILE", "INFO_KEY",
+    "INFO_NOKEY", "INFO_VALUE", "INFO", "IO", "KEYVAL", "LOCKTYPE", "NAME", "NO_MEM", "NOT_SAME", "NO_SPACE",
+    "NO_SUCH_FILE", "PORT", "PROC_ABORTED", "QUOTA", "READ_ONLY", "RMA_ATTACH", "RMA_CONFLICT", "RMA_FLAVOR",
+    "RMA_RANGE", "RMA_SHARED", "RMA_SYNC", "SERVICE", "SESSION", "SIZE", "SPAWN", "UNSUPPORTED_DATAREP",
+    "UNSUPPORTED_OPERATION", "VALUE_TOO_LARGE", "WIN", "ERRHANDLER",
+)  # fmt: skip
+
+CODES = {name if name == "SUCCESS" else f"ERR_{name}": code for code, name in enumerate(_CLASSES)}
+"""The error classes by name. Their values are the front-end's own, as each MPI has its own."""
+
+CODES["ERR_LASTCODE"] = 0x3FFFFFFF
+_NAMES = {code: name for name, code in CODES.items()}
+
+
+class Exception(builtins.RuntimeError):  # mpi4py's name
+    """An error of a call: `Get_error_class()` is one of ERR_RANK, ERR_TRUNCATE and so on.
+
+    Failures of the job (a lost rank, calls that do not match, a timeout) are rankwise's errors instead.
+
+    Attributes:
+        error_code, error_class: the number of the class.
+        error_string: what was wrong.
+    """
+
+    def __init__(self, ierr: int = 0, text: str = "") -> None:
+        self.error_code = self.error_class = int(ierr)
+        name = _NAMES.get(self.error_code, f"error {self.error_code}")
+        self.error_string = f"MPI_{name}: {text}" if text else f"MPI_{name}"
+        super().__init__(self.error_code)
+        self._text = text
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return type(self), (self.error_code, self._text)
+
+    def __str__(self) -> str:
+        return self.error_string
+
+    def __int__(self) -> int:
+        return self.error_code
+
+    def __bool__(self) -> bool:
+        return self.error_code != 0
+
+    def __eq__(self, other: object) -> bool:
+        return int(other) == self.error_code if isinstance(other, (int, Exception)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.error_code)
+
+    def Get_error_code(self) -> int:
+        return self.error_code
+
+    def Get_error_class(self) -> int:
+        return self.error_class
+
+    def Get_error_string(self) -> str:
+        return self.error_string
+
+
+def error(name: str, text: str) -> Exception:
+    """error("ERR_RANK", "dest=7: expected a rank, 0 to 3")."""
+    return Exception(CODES[name], text)
+
+
+def unsupported(call: str) -> NotImplementedError:
+    """The error of a call that this front-end does not have."""
+    return NotImplementedError(
+        f"{call}: rankwise's mpi4py does not have it; a program that needs it stays on MPI: run it with mpiexec and "
+        "without --mpi4py (docs/how-to/mpi4py.md lists what there is)"
+    )
+
+
+def lacks(call: str) -> builtins.object:
+    """A function that stands in for such a call."""
+
+    def missing(*args: object, **options: object) -> None:
+        raise unsupported(call)
+
+    missing.__name__ = missing.__qualname__ = call.rpartition(".")[2]
+    return missing

@@ -1,0 +1,118 @@
+"""Groups: ordered sets of ranks, without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
+
+IDENT, CONGRUENT, SIMILAR, UNEQUAL = range(4)
+
+
+class Members:
+    """The ranks of a group, as numbers of the world, and this rank's."""
+
+    def __init__(self, ranks: Sequence[int], me: int) -> None:
+        self.ranks, self.me = tuple(ranks), me
+
+
+class Group(Handle, root=True):
+    """An MPI group."""
+
+    _null = "ERR_GROUP"
+    _h: Members | None
+
+    def _with(self, ranks: Sequence[int]) -> Group:
+        return Group._of(Members(ranks, self._live().me)) if ranks else Group(GROUP_EMPTY)
+
+    def _chosen(self, ranks: Sequence[int]) -> list[int]:
+        all_ranks = self._live().ranks
+        for rank in ranks:
+            if not 0 <= rank < len(all_ranks):
+                raise error("ERR_RANK", f"rank {rank}: expected a rank of the group, 0 to {len(all_ranks) - 1}")
+        return [all_ranks[rank] for rank in ranks]
+
+    def Get_size(self) -> int:
+        return len(self._live().ranks)
+
+    def Get_rank(self) -> int:
+        members = self._live()
+        return members.ranks.index(members.me) if members.me in members.ranks else UNDEFINED
+
+    size = property(Get_size)
+    rank = property(Get_rank)
+
+    def Dup(self) -> Group:
+        members = self._live()
+        return Group._of(Members(members.ranks, members.me))
+
+    def Free(self) -> None:
+        self._live()
+        self._h = None
+
+    @classmethod
+    def Union(cls, group1: Group, group2: Group) -> Group:
+        first, second = group1._live().ranks, group2._live().ranks
+        return _either(group1, group2)._with([*first, *(rank for rank in second if rank not in first)])
+
+    @classmethod
+    def Intersection(cls, group1: Group, group2: Group) -> Group:
+        return group1._with([rank for rank in group1._live().ranks if rank in group2._live().ranks])
+
+    @classmethod
+    def Intersect(cls, group1: Group, group2: Group) -> Group:
+        return cls.Intersection(group1, group2)
+
+    @classmethod
+    def Difference(cls, group1: Group, group2: Group) -> Group:
+        return group1._with([rank for rank in group1._live().ranks if rank not in group2._live().ranks])
+
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        return self._with(self._chosen(ranks))
+
+    def Excl(self, ranks: Sequence[int]) -> Group:
+        without = self._chosen(ranks)
+        return self._with([rank for rank in self._live().ranks if rank not in without])
+
+    def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        return self.Incl(_spread(ranks))
+
+    def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        return self.Excl(_spread(ranks))
+
+    def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
+        """The numbers that these ranks, by default all, have in the other group, by default the world.
+
+        UNDEFINED where they are not in it.
+        """
+        found = []
+        for rank in range(self.Get_size()) if ranks is None else ranks:
+            number = PROC_NULL if rank == PROC_NULL else self._chosen([rank])[0]
+            if number != PROC_NULL and group is not None:
+                others = group._live().ranks
+                number = others.index(number) if number in others else UNDEFINED
+            found.append(number)
+        return found
+
+    def Compare(self, group: Group) -> int:
+        first, second = self._live().ranks, group._live().ranks
+        if first == second:
+            return IDENT
+        return SIMILAR if sorted(first) == sorted(second) else UNEQUAL
+
+
+def _either(first: Group, second: Group) -> Group:
+    """The one that knows which rank this is: the empty group does not."""
+    return second if not first._live().ranks else first
+
+
+def _spread(ranges: Sequence[Any]) -> list[int]:
+    """The ranks of (first, last, stride), last included."""
+    return [rank for first, last, step in ranges for rank in range(first, last + (1 if step > 0 else -1), step)]
+
+
+GROUP_NULL = Group()._named("GROUP_NULL")
+GROUP_EMPTY = Group._of(Members((), -1))._named("GROUP_EMPTY")

@@ -1,0 +1,104 @@
+"""Handles: what a communicator, datatype, group, op or request of MPI is in Python."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from rankwise.frontends.mpi4py.errors import error
+
+H = TypeVar("H", bound="Handle")
+
+
+class Handle:
+    """A Python object that refers to an object of MPI, or to none: then it is a null handle, which is false.
+
+    Two handles are equal if they refer to the same object. `Kind(handle)` makes another one. The predefined ones have
+    a name, by which they can be pickled.
+    """
+
+    _root: ClassVar[type[Handle]]
+    """The class that all handles of the kind derive from."""
+
+    _null: ClassVar[str]
+    """The error class of a call on a null handle."""
+
+    _h: Any = None
+    """What it refers to."""
+
+    def __new__(cls: type[H], handle: Any = None, *args: Any, **options: Any) -> H:
+        if handle is not None and not isinstance(handle, cls._root):
+            raise TypeError(f"{cls.__name__}: expected a {cls._root.__name__} or None, got {type(handle).__name__}")
+        self = object.__new__(cls)
+        self._refer(None if handle is None else handle._h)
+        return self
+
+    def __init__(self, handle: Any = None, *args: Any, **options: Any) -> None:
+        pass
+
+    def __init_subclass__(cls, root: bool = False, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if root:
+            cls._root = cls
+
+    @classmethod
+    def _of(cls: type[H], h: Any) -> H:
+        """A handle of this object."""
+        self = object.__new__(cls)
+        self._refer(h)
+        return self
+
+    def _refer(self, h: Any) -> None:
+        self._h = h
+
+    def _live(self) -> Any:
+        """The object. Raises an MPI error for a null handle."""
+        if self._h is None:
+            raise error(self._null, f"this {self._root.__name__} is null, or has been freed")
+        return self._h
+
+    def _named(self: H, name: str) -> H:
+        """Make this a predefined handle of that name."""
+        NAMED[name] = self
+        _NAME_OF[id(self)] = name
+        if self._h is not None:
+            _NAME_OF.setdefault(id(self._h), name)
+        return self
+
+    @property
+    def is_predefined(self) -> bool:
+        return self._h is None or id(self._h) in _NAME_OF
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, self._root):
+            return NotImplemented
+        return bool(self._h is other._h)
+
+    def __hash__(self) -> int:
+        return id(self._h)
+
+    def __bool__(self) -> bool:
+        return self._h is not None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if (name := _NAME_OF.get(id(self))) is not None:
+            return predefined, (name,)
+        if self._h is None:
+            return type(self), ()
+        if (name := _NAME_OF.get(id(self._h))) is not None:
+            return _another, (type(self), name)
+        raise ValueError(f"cannot pickle a {type(self).__name__} that the program has made")
+
+
+NAMED: dict[str, Any] = {}
+"""The predefined handles by name, without MPI."""
+
+_NAME_OF: dict[int, str] = {}  # by the id of the handle, and of the object that it refers to; both live for ever
+
+
+def predefined(name: str) -> Any:
+    """The predefined handle of this name."""
+    return NAMED[name]
+
+
+def _another(kind: type[Handle], name: str) -> Handle:
+    return kind(NAMED[name])

@@ -1,0 +1,92 @@
+"""Info objects: texts by key. rankwise takes no hint from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+
+
+class Info(Handle, root=True):
+    """An MPI info object, which is also a mapping."""
+
+    _null = "ERR_INFO"
+    _h: dict[str, str] | None
+
+    @classmethod
+    def Create(cls, items: Any = ()) -> Info:
+        return cls._of(dict(items))
+
+    @classmethod
+    def Create_env(cls, args: Any = None) -> Info:
+        return cls.Create()
+
+    def Free(self) -> None:
+        self._live()
+        self._h = None
+
+    def Dup(self) -> Info:
+        return type(self).Create(self._live())
+
+    def Get(self, key: str) -> str | None:
+        found: str | None = self._live().get(key)
+        return found
+
+    def Set(self, key: str, value: str) -> None:
+        self._live()[key] = value
+
+    def Delete(self, key: str) -> None:
+        if self._live().pop(key, None) is None:
+            raise error("ERR_INFO_NOKEY", f"no key {key!r}")
+
+    def Get_nkeys(self) -> int:
+        return len(self._live())
+
+    def Get_nthkey(self, n: int) -> str:
+        keys: list[str] = list(self._live())
+        return keys[n]
+
+    def __len__(self) -> int:
+        return 0 if self._h is None else len(self._h)
+
+    def __contains__(self, key: object) -> bool:
+        return self._h is not None and key in self._h
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._h or ()))
+
+    def __getitem__(self, key: str) -> str:
+        found: str = self._live()[key]
+        return found
+
+    def __setitem__(self, key: str, value: str) -> None:
+        self.Set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        del self._live()[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return (self._h or {}).get(key, default)
+
+    def keys(self) -> list[str]:
+        return list(self)
+
+    def values(self) -> list[str]:
+        return [self[key] for key in self]
+
+    def items(self) -> list[tuple[str, str]]:
+        return [(key, self[key]) for key in self]
+
+    def update(self, items: Any = (), **more: str) -> None:
+        self._live().update(dict(items), **more)
+
+    def clear(self) -> None:
+        self._live().clear()
+
+    copy = Dup
+
+
+INFO_NULL = Info()._named("INFO_NULL")
+INFO_ENV = Info.Create()._named("INFO_ENV")

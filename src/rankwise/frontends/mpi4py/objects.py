@@ -1,0 +1,92 @@
+"""Collectives on objects: mpi4py's methods in lower case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce as combine
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.operations import ALL_TO_ALL_V, Call
+from rankwise.contract.types import DType
+from rankwise.frontends.mpi4py.messages import Messages
+from rankwise.frontends.mpi4py.ops import SUM, Op
+from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap, wrap
+from rankwise.frontends.mpi4py.specs import address
+
+
+class ObjectCollectives(Messages):
+    """Objects travel in rankwise's encoding, unless MPI.pickle has been given another pickle.
+
+    Reductions are computed in the order of the ranks, wherever their result is wanted.
+    """
+
+    def barrier(self) -> None:
+        self._live().group.barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        c = self._live()
+        if not PICKLE.replaced:
+            return c.group.broadcast_object(obj, c.root(root))
+        found = c.group.broadcast_object(PICKLE.dumps(obj) if c.root(root) == c.rank else None, root)
+        return obj if root == c.rank else PICKLE.loads(found)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        c = self._live()
+        found = c.group.gather_object(wrap(sendobj), c.root(root))
+        return found if found is None or not PICKLE.replaced else [*map(unwrap, found)]
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        found: list[Any] = self._live().group.all_gather_object(wrap(sendobj))
+        return [*map(unwrap, found)] if PICKLE.replaced else found
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        c = self._live()
+        objs = None
+        if c.root(root) == c.rank:
+            objs = [*map(wrap, _one_each(sendobj, c.size))]
+        return unwrap(c.group.scatter_object(objs, root))
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        c = self._live()
+        parts = [PICKLE.dumps(obj) for obj in _one_each(sendobj, c.size)]
+        sends = np.array([len(part) for part in parts], np.int64)
+        data = np.frombuffer(b"".join(parts), np.uint8)
+        found: list[Any] = []
+
+        def body() -> None:
+            receives = c.group._exchange_ints(sends).tolist()
+            room = np.empty(sum(receives), np.uint8)
+            call = Call(ALL_TO_ALL_V, address(data), address(room), 0, DType.U8)
+            c.group._collectives.run(call._replace(send_counts=sends.tolist(), recv_counts=receives))
+            ends = list(accumulate(receives))
+            found.extend(room[end - size : end] for end, size in zip(ends, receives, strict=True))
+
+        c.group.comm.call(body)
+        return [PICKLE.loads(part.tobytes()) for part in found]
+
+    def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
+        found = self.gather(sendobj, root)
+        return None if found is None else combine(op, found)
+
+    def allreduce(self, sendobj: Any, op: Op = SUM) -> Any:
+        return combine(op, self.allgather(sendobj))
+
+    def scan(self, sendobj: Any, op: Op = SUM) -> Any:
+        return combine(op, self.allgather(sendobj)[: self._live().rank + 1])
+
+    def exscan(self, sendobj: Any, op: Op = SUM) -> Any:
+        before = self.allgather(sendobj)[: self._live().rank]
+        return combine(op, before) if before else None
+
+
+def _one_each(objs: Any, size: int) -> list[Any]:
+    """`objs` as a list, or `size` times None for None."""
+    if objs is None:
+        return [None] * size
+    found = list(objs)
+    if len(found) != size:
+        raise ValueError(f"expecting {size} items, got {len(found)}")
+    return found

@@ -1,0 +1,158 @@
+"""Reduction operations: on objects, on arrays by the engine, and by folding the ranks' arrays here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.types import DType, ReduceOp
+from rankwise.frontends.mpi4py.buffers import Bytes
+from rankwise.frontends.mpi4py.datatypes import Datatype
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.memory import buffer
+
+
+class Operation:
+    """A reduction.
+
+    of_two: of two objects. reduce: the engine's operation. fold: of two arrays, as a NumPy function. user: the
+    program's function (in, inout, datatype).
+    """
+
+    def __init__(
+        self,
+        of_two: Callable[[Any, Any], Any],
+        reduce: ReduceOp | None = None,
+        fold: Callable[[Any, Any], Any] | None = None,
+        user: Callable[[Any, Any, Any], Any] | None = None,
+        commute: bool = True,
+    ) -> None:
+        self.of_two, self.reduce, self.fold, self.user = of_two, reduce, fold, user
+        self.commute = commute
+        self.name = {ReduceOp.PROD: "product"}.get(reduce, reduce.name.lower()) if reduce is not None else None
+
+
+class Op(Handle, root=True):
+    """An MPI reduction operation. `op(x, y)` combines two objects."""
+
+    _null = "ERR_OP"
+    _h: Operation | None
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        if self._h is None:
+            raise ValueError("cannot call the null operation")
+        return self._h.of_two(x, y)
+
+    @classmethod
+    def Create(cls, function: Callable[[Any, Any, Any], Any], commute: bool = False) -> Op:
+        """An operation that calls function(in, inout, datatype), or with None as datatype for objects."""
+        if len(_created) >= MOST_CREATED:
+            raise RuntimeError(f"cannot create more than {MOST_CREATED} user-defined reduction operations")
+        made = Operation(lambda x, y: function(x, y, None), user=function, commute=bool(commute))
+        _created.add(id(made))
+        return cls._of(made)
+
+    def Free(self) -> None:
+        if self.is_predefined:
+            raise error("ERR_OP", "a predefined operation cannot be freed")
+        _created.discard(id(self._h))
+        self._h = None
+
+    def Is_commutative(self) -> bool:
+        return bool(self._live().commute)
+
+    is_commutative = property(Is_commutative)
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        from rankwise.frontends.mpi4py.specs import simple
+
+        mine, other = simple(inbuf, False), simple(inoutbuf, True)
+        other.unpack(fold([mine.packed(), other.packed()], self, other.type))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._h is not None and self._h.user is not None:
+            return Op.Create, (self._h.user, self._h.commute)
+        return super().__reduce_ex__(protocol)
+
+
+MOST_CREATED = 32
+_created: set[int] = set()
+
+
+def engine_op(op: Op, dtype: DType | None) -> ReduceOp | None:
+    """The engine's operation, if it has this one for these elements."""
+    reduce: ReduceOp | None = op._live().reduce
+    if reduce is None or dtype is None or dtype is DType.BOOL:
+        return None
+    return None if reduce.refused_for(dtype) else reduce
+
+
+def fold(parts: Sequence[Bytes], op: Op, datatype: Datatype) -> Bytes:
+    """The reduction of the ranks' packed arrays, in the order of the ranks; new memory."""
+    row = op._live()
+    if row.user is not None:
+        total = bytearray(parts[0])
+        for part in parts[1:]:
+            one, total = total, bytearray(part)
+            if total:
+                row.user(buffer(one), buffer(total), datatype)
+        return np.frombuffer(total, np.uint8)
+    basic = datatype._live().basic
+    if basic is None or row.fold is None:
+        raise error("ERR_OP", f"this operation is not defined for {datatype.Get_name() or 'this datatype'}")
+    elements = [part.view(basic) for part in parts]
+    try:
+        with np.errstate(all="ignore"):
+            found = elements[0].copy()
+            for each in elements[1:]:
+                found = row.fold(found, each)
+    except TypeError:
+        raise error("ERR_OP", f"this operation is not defined for {datatype.Get_name()}") from None
+    return np.ascontiguousarray(found.astype(basic, copy=False)).view(np.uint8)
+
+
+def _located(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Of pairs (value, index), those with the better value; of equal ones the lower index."""
+
+    def of_two(x: Any, y: Any) -> Any:
+        (u, i), (v, j) = x, y
+        if better(u, v):
+            return u, i
+        return (v, j) if better(v, u) or j < i else (u, i)
+
+    return of_two
+
+
+def _located_fold(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def fold(x: Any, y: Any) -> Any:
+        if x.dtype.names is None:  # pairs of equal types
+            x, y = (each.view([("value", each.dtype), ("index", each.dtype)]) for each in (x, y))
+        second = better(y["value"], x["value"]) | ((x["value"] == y["value"]) & (y["index"] < x["index"]))
+        return np.where(second, y, x)
+
+    return fold
+
+
+_ROWS = {
+    "MAX": Operation(lambda x, y: y if y > x else x, ReduceOp.MAX, np.maximum),
+    "MIN": Operation(lambda x, y: y if y < x else x, ReduceOp.MIN, np.minimum),
+    "SUM": Operation(lambda x, y: x + y, ReduceOp.SUM, np.add),
+    "PROD": Operation(lambda x, y: x * y, ReduceOp.PROD, np.multiply),
+    "LAND": Operation(lambda x, y: bool(x) & bool(y), fold=np.logical_and),
+    "BAND": Operation(lambda x, y: x & y, ReduceOp.BAND, np.bitwise_and),
+    "LOR": Operation(lambda x, y: bool(x) | bool(y), fold=np.logical_or),
+    "BOR": Operation(lambda x, y: x | y, ReduceOp.BOR, np.bitwise_or),
+    "LXOR": Operation(lambda x, y: bool(x) ^ bool(y), fold=np.logical_xor),
+    "BXOR": Operation(lambda x, y: x ^ y, ReduceOp.BXOR, np.bitwise_xor),
+    "MAXLOC": Operation(_located(lambda x, y: x > y), fold=_located_fold(np.greater)),
+    "MINLOC": Operation(_located(lambda x, y: x < y), fold=_located_fold(np.less)),
+    "REPLACE": Operation(lambda x, y: y, fold=lambda x, y: y, commute=False),
+    "NO_OP": Operation(lambda x, y: x, fold=lambda x, y: x, commute=False),
+}
+OPS = {name: Op._of(row)._named(name) for name, row in _ROWS.items()} | {"OP_NULL": Op()._named("OP_NULL")}
+"""The predefined operations by name, without MPI."""
+
+SUM = OPS["SUM"]

@@ -1,0 +1,224 @@
+"""Requests: handles of operations in progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.pending import Pending, Persistent
+from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
+
+Requests = Sequence["Request"]
+Statuses = "list[Status] | None"
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+LOOKS = 100  # at each request, before the first pause
+
+
+class Request(Handle, root=True):
+    """An operation in progress. The methods in lower case also return the object of a receive."""
+
+    _null = "ERR_REQUEST"
+    _h: Pending | None
+
+    def _end(self, status: Status | None) -> Any:
+        """It is complete: raise its error, or fill the status; returns its object."""
+        h = self._h
+        if h is None:
+            if status is not None:
+                status._set(EMPTY)
+            return None
+        if not isinstance(h, Persistent):
+            self._h = None
+        h.wait()
+        if status is not None:
+            status._set(h.message, h.cancelled)
+        return h.result
+
+    def _done(self) -> bool:
+        return self._h is None or self._h.done()
+
+    def wait(self, status: Status | None = None) -> Any:
+        return self._end(status)
+
+    def Wait(self, status: Status | None = None) -> bool:
+        self._end(status)
+        return True
+
+    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+        return (True, self._end(status)) if self._done() else (False, None)
+
+    def Test(self, status: Status | None = None) -> bool:
+        return self.test(status)[0]
+
+    def Get_status(self, status: Status | None = None) -> bool:
+        """Whether it is complete, without ending it."""
+        if not self._done():
+            return False
+        if status is not None:
+            h: Any = self._h.active if isinstance(self._h, Persistent) else self._h
+            if h is not None:
+                h.wait()
+            status._set(EMPTY if h is None else h.message, h is not None and h.cancelled)
+        return True
+
+    get_status = Get_status
+
+    def Cancel(self) -> None:
+        self._live().cancel()
+
+    def cancel(self) -> None:
+        self.Cancel()
+
+    def Free(self) -> None:
+        """Let it go on without a handle."""
+        self._live()
+        self._h = None
+
+    # ---- several ----
+
+    @classmethod
+    def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
+        each = _statuses(statuses, len(requests))
+        found = [request._end(status) for request, status in zip(requests, each, strict=True)]
+        return found or None
+
+    @classmethod
+    def Waitall(cls, requests: Requests, statuses: Any = None) -> bool:
+        cls.waitall(requests, statuses)
+        return True
+
+    @classmethod
+    def testall(cls, requests: Requests, statuses: Any = None) -> tuple[bool, Any]:
+        done = [request._done() for request in requests]  # each makes progress
+        if not all(done):
+            return False, None
+        return True, cls.waitall(requests, statuses)
+
+    @classmethod
+    def Testall(cls, requests: Requests, statuses: Any = None) -> bool:
+        return cls.testall(requests, statuses)[0]
+
+    @classmethod
+    def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
+        """The index of a complete one, whether there is one, and its object. Inactive requests do not count."""
+        active = [index for index, request in enumerate(requests) if request._active]
+        if not active:
+            if status is not None:
+                status._set(EMPTY)
+            return UNDEFINED, True, None
+        for index in active:
+            if requests[index]._done():
+                return index, True, requests[index]._end(status)
+        return UNDEFINED, False, None
+
+    @classmethod
+    def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
+        return cls.testany(requests, status)[:2]
+
+    @classmethod
+    def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
+        index, _, found = _until(lambda: cls.testany(requests, status), lambda result: result[1])
+        return index, found
+
+    @classmethod
+    def Waitany(cls, requests: Requests, status: Status | None = None) -> int:
+        return cls.waitany(requests, status)[0]
+
+    @classmethod
+    def testsome(cls, requests: Requests, statuses: Any = None) -> tuple[list[int] | None, Any]:
+        """The indices of the complete ones, and their objects; None and None if no request is active."""
+        if not any(request._active for request in requests):
+            return None, None
+        done = [index for index, request in enumerate(requests) if request._active and request._done()]
+        each = _statuses(statuses, len(done))
+        return done, [requests[index]._end(status) for index, status in zip(done, each, strict=True)]
+
+    @classmethod
+    def Testsome(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
+        return cls.testsome(requests, statuses)[0]
+
+    @classmethod
+    def waitsome(cls, requests: Requests, statuses: Any = None) -> tuple[list[int] | None, Any]:
+        return _until(  # type: ignore[no-any-return]
+            lambda: cls.testsome(requests, statuses), lambda result: result[0] is None or result[0]
+        )
+
+    @classmethod
+    def Waitsome(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def Get_status_any(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
+        active = [index for index, request in enumerate(requests) if request._active]
+        for index in active:
+            if requests[index].Get_status(status):
+                return index, True
+        if not active and status is not None:
+            status._set(EMPTY)
+        return UNDEFINED, not active
+
+    @classmethod
+    def Get_status_all(cls, requests: Requests, statuses: Any = None) -> bool:
+        done = [request._done() for request in requests]  # each makes progress
+        if not all(done):
+            return False
+        for request, status in zip(requests, _statuses(statuses, len(requests)), strict=True):
+            request.Get_status(status)
+        return True
+
+    @classmethod
+    def Get_status_some(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
+        if not any(request._active for request in requests):
+            return None
+        done = [index for index, request in enumerate(requests) if request._active and request._done()]
+        for index, status in zip(done, _statuses(statuses, len(done)), strict=True):
+            requests[index].Get_status(status)
+        return done
+
+    get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
+
+    @property
+    def _active(self) -> bool:
+        return self._h is not None and not (isinstance(self._h, Persistent) and self._h.active is None)
+
+
+class Prequest(Request):
+    """A persistent request: `Start` begins the operation once more."""
+
+    def Start(self) -> None:
+        h = self._live()
+        if h.active is not None:
+            raise error("ERR_REQUEST", "this persistent request is in progress; wait for it before it starts again")
+        h.start()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Prequest]) -> None:
+        for request in requests:
+            request.Start()
+
+
+REQUEST_NULL = Request()._named("REQUEST_NULL")
+
+
+def _statuses(given: Any, count: int) -> list[Status | None]:
+    """A status for each of `count` requests. A list that is too short is extended."""
+    if given is None:
+        return [None] * count
+    if isinstance(given, list):
+        given += [Status() for _ in range(count - len(given))]
+    return [*given, *[None] * count][:count]
+
+
+def _until(look: Callable[[], Any], found: Callable[[Any], Any]) -> Any:
+    """Call `look` until what it returns is wanted."""
+    looks, pause = 0, _SHORTEST_PAUSE
+    while not found(result := look()):
+        looks += 1
+        if looks > LOOKS:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+    return result

@@ -1,0 +1,340 @@
+"""Buffer specifications: `buf`, `[buf, datatype]`, `[buf, count, datatype]`, `[buf, counts, displs, datatype]`, ..."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.types import DType
+from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
+from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, as_datatype
+from rankwise.frontends.mpi4py.dlpack import array_of
+from rankwise.frontends.mpi4py.errors import error
+
+ndarray = np.ndarray
+
+
+class Constant:
+    """IN_PLACE or BOTTOM."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+IN_PLACE, BOTTOM, BUFFER_AUTOMATIC = Constant("IN_PLACE"), Constant("BOTTOM"), Constant("BUFFER_AUTOMATIC")
+
+
+def in_place(buf: Any) -> bool:
+    """Whether an argument of a collective says that the data is in the other buffer already."""
+    return buf is None or buf is IN_PLACE
+
+
+class Blocks:
+    """Blocks of elements in a buffer, which are sent, or receive.
+
+    memory: its bytes. types, counts, starts: of each block the datatype, how many elements it has, and where the first
+    one is, in bytes.
+    """
+
+    __slots__ = ("counts", "memory", "nbytes", "starts", "types")
+
+    def __init__(self, memory: Bytes, types: Sequence[Datatype], counts: Sequence[int], starts: Sequence[int]) -> None:
+        self.memory, self.types, self.counts, self.starts = memory, types, counts, starts
+        self.nbytes = sum(self.sizes)
+        for kind, count, start in zip(types, counts, starts, strict=True):
+            layout = kind._h
+            if layout is None or not count or not layout.size:
+                continue
+            last = (count - 1) * layout.extent
+            if start + layout.first + min(0, last) < 0 or start + layout.end + max(0, last) > memory.size:
+                what = f"{count} x {layout.name or 'a derived type'}, {start} bytes from its beginning on,"
+                raise ValueError(f"message: {what} exceed the buffer of {memory.size} bytes")
+
+    @property
+    def type(self) -> Datatype:
+        return self.types[0] if self.types else BYTE
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each block."""
+        return [count * kind._live().size if count else 0 for kind, count in zip(self.types, self.counts, strict=True)]
+
+    @property
+    def dtype(self) -> DType:
+        """rankwise's dtype of all the elements; U8 if they have none, or several."""
+        kinds = {kind._dtype for kind in self.types if kind._h is not None}
+        found = kinds.pop() if len(kinds) == 1 else None
+        return DType.U8 if found is None else found
+
+    def _whole(self) -> Bytes | None:
+        """The bytes of all blocks as they are in the buffer, if they follow each other there."""
+        start = end = self.starts[0] if self.starts else 0
+        for kind, at, size in zip(self.types, self.starts, self.sizes, strict=True):
+            if size and (at != end or not kind._live().contiguous):
+                return None
+            end += size
+        return self.memory[start:end]
+
+    def packed(self) -> Bytes:
+        """The blocks' data, one after the other: the buffer's own memory where it lies like that."""
+        whole = self._whole()
+        if whole is not None:
+            return whole
+        parts = [np.zeros(0, np.uint8)]
+        for kind, count, start in zip(self.types, self.counts, self.starts, strict=True):
+            if count and (layout := kind._live()).size:
+                parts.append(layout.pieces(self.memory)[layout.all_offsets(count, start)].view(np.uint8))
+        return np.concatenate(parts)
+
+    def room(self) -> Bytes:
+        """Memory for the data: the buffer's own where the blocks follow each other; else `unpack` must follow."""
+        whole = self._whole()
+        return np.empty(self.nbytes, np.uint8) if whole is None else whole
+
+    def unpack(self, data: Bytes) -> None:
+        """Put received data in the buffer, unless that is where it was received. data: all of it, or the beginning."""
+        whole = self._whole()
+        if whole is not None:
+            if whole.ctypes.data != data.ctypes.data:
+                whole[: data.size] = data
+            return
+        at = 0
+        for kind, count, start in zip(self.types, self.counts, self.starts, strict=True):
+            layout = kind._live()
+            here = min(count, (data.size - at) // max(1, layout.size))
+            if here and layout.size:
+                pieces = data[at : at + here * layout.size].view(f"V{layout.width}")
+                layout.pieces(self.memory)[layout.all_offsets(here, start)] = pieces
+            at += here * layout.size
+
+    def block(self, index: int) -> Blocks:
+        """One of the blocks."""
+        return Blocks(self.memory, self.types[index : index + 1], self.counts[index : index + 1], [self.starts[index]])
+
+
+def plain(spec: Any) -> Any:
+    """The array, in one dimension, of a specification that means all of a NumPy array with its own datatype.
+
+    None for another specification.
+    """
+    kind = type(spec)
+    if kind is ndarray:
+        return spec if spec.ndim == 1 else _flat(spec)
+    if (kind is list or kind is tuple) and len(spec) == 2 and type(spec[0]) is ndarray:
+        x, datatype = spec
+        if isinstance(datatype, Datatype):
+            layout = datatype._h
+            if layout is not None and layout.basic == x.dtype and layout.elements == 1 and layout.contiguous:
+                return x if x.ndim == 1 else _flat(x)
+    return None
+
+
+def _flat(x: Any) -> Any:
+    return x.reshape(-1) if x.flags.c_contiguous else None
+
+
+def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
+    """One block, or `blocks` equal ones that follow each other.
+
+    writes: whether it receives, so that it must be writable. A count that is given is that of each block.
+    """
+    buf, counts, displ, datatype = _parts(spec)
+    memory, kind = _memory(buf, datatype, writes, counts)
+    start, shared = 0, max(1, blocks)
+    if displ is not None and (at := operator.index(displ)):
+        if at < 0:
+            raise ValueError(f"message: negative displacement {at}")
+        start = at * _extent(kind, "handle displacement")
+        if start > memory.size:
+            raise ValueError(f"message: displacement {at} out of bounds, the buffer has {memory.size} bytes")
+    if counts is not None:
+        count = operator.index(counts)
+        if count < 0:
+            raise ValueError(f"message: negative count {count}")
+        if count and buf is None:
+            raise ValueError(f"message: buffer is None but count is {count}")
+    elif (length := memory.size - start) > 0:
+        extent = _extent(kind, "infer count")
+        if length % extent:
+            raise ValueError(
+                f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent}"
+            )
+        entries = length // extent
+        if entries % shared:
+            raise ValueError(
+                f"message: cannot infer count, number of entries {entries} is not a multiple of required number of "
+                f"blocks {shared}"
+            )
+        count = entries // shared
+    else:
+        count = 0
+    extent = kind._h.extent if kind._h is not None else 0
+    return Blocks(memory, [kind] * shared, [count] * shared, [start + i * count * extent for i in range(shared)])
+
+
+def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
+    """Blocks with a count and displacement each, which are in elements."""
+    buf, counts, displs, datatype = _parts(spec)
+    memory, kind = _memory(buf, datatype, writes, counts)
+    if counts is None:
+        entries = 0
+        if memory.size:
+            extent = _extent(kind, "infer count")
+            if memory.size % extent:
+                raise ValueError(
+                    f"message: cannot infer count, buffer length {memory.size} is not a multiple of datatype extent "
+                    f"{extent}"
+                )
+            entries = memory.size // extent
+        counts = [entries // blocks + (i < entries % blocks) for i in range(blocks)]
+    counts = _ints(counts, blocks, "counts")
+    if min(counts, default=0) < 0:
+        raise ValueError(f"message: counts {counts}: expected 0 or more")
+    if displs is None:
+        displs = [0, *accumulate(counts)][:blocks]
+    elif not hasattr(displs, "__len__"):
+        displs = [operator.index(displs) * i for i in range(blocks)]
+    displs = _ints(displs, blocks, "displacements")
+    extent = kind._h.extent if kind._h is not None else 0
+    return Blocks(memory, [kind] * blocks, counts, [at * extent for at in displs])
+
+
+def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
+    """Blocks with a count, displacement in bytes and datatype each: those of Alltoallw."""
+    size = len(spec)
+    if size not in (2, 3, 4):
+        raise ValueError("message: expecting 2 to 4 items")
+    buf, types = spec[0], spec[-1]
+    counts, displs = spec[1] if size == 3 else spec[1:3] if size == 4 else ([1] * blocks, [0] * blocks)
+    types = [as_datatype(each) for each in types]
+    if len(types) != blocks:
+        raise ValueError(f"message: expected {blocks} datatypes, got {len(types)}")
+    counts, displs = _ints(counts, blocks, "counts"), _ints(displs, blocks, "displacements")
+    if buf is BOTTOM:
+        memory, base = _absolute(list(zip(types, counts, displs, strict=True)))
+        return Blocks(memory, types, counts, [at - base for at in displs])
+    return Blocks(bytes_of(buf, writes), types, counts, displs)
+
+
+def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Buffer, count or counts, displacement or displacements, and datatype, of which all but the first may be None."""
+    if not isinstance(spec, (list, tuple)):
+        if spec is None:
+            raise TypeError("message: expecting buffer or list/tuple")
+        return spec, None, None, None
+    size = len(spec)
+    if size == 2:
+        buf, second = spec
+        if isinstance(second, (Datatype, str)):
+            return buf, None, None, second
+        return (buf, *_pair(second), None)
+    if size == 3:
+        buf, second, datatype = spec
+        return (buf, *_pair(second), datatype)
+    if size == 4:
+        return tuple(spec)
+    raise ValueError("message: expecting 2 to 4 items")
+
+
+def _pair(counts: Any) -> tuple[Any, Any]:
+    """(counts, displacements) of the second item of a specification."""
+    if isinstance(counts, tuple) and len(counts) == 2 and not _is_int(counts[0]):
+        return counts
+    if isinstance(counts, (tuple, list)) and len(counts) == 2 and isinstance(counts, tuple):
+        return counts
+    return counts, None
+
+
+def _is_int(value: Any) -> bool:
+    return hasattr(value, "__index__")
+
+
+def _memory(buf: Any, datatype: Any, writes: bool, counts: Any) -> tuple[Bytes, Datatype]:
+    """The buffer's bytes, and the datatype: the one that is given, or that of the buffer."""
+    if buf is BOTTOM:
+        kind = as_datatype(datatype)
+        number = 0 if counts is None else max(counts) if hasattr(counts, "__len__") else operator.index(counts)
+        memory, base = _absolute([(kind, number, 0)])
+        return memory, _shifted(kind, base)
+    if buf is None:
+        return np.zeros(0, np.uint8), BYTE if datatype is None else as_datatype(datatype)
+    memory = bytes_of(buf, writes)
+    return memory, _type_of(buf) if datatype is None else as_datatype(datatype)
+
+
+def _type_of(buf: Any) -> Datatype:
+    """The datatype of a buffer's elements."""
+    if isinstance(buf, ndarray) or hasattr(buf, "__array_interface__"):
+        x = np.asarray(buf)
+        code = x.dtype.char if x.dtype.isnative else x.dtype.str
+    else:
+        try:
+            code = memoryview(buf).format
+        except TypeError:
+            return _type_of(array_of(buf))
+        if code[:1] in "@<":
+            code = code[1:]
+    if code not in TYPES:
+        raise KeyError(f"cannot map {code!r} to an MPI datatype")
+    return TYPES[code]
+
+
+def _absolute(blocks: list[tuple[Datatype, int, int]]) -> tuple[Bytes, int]:
+    """The memory at absolute addresses that these blocks use, and the address of its first byte."""
+    spans = []
+    for kind, count, start in blocks:
+        layout = kind._live()
+        if count and layout.size:
+            spans.append((start + layout.first, start + layout.end + (count - 1) * layout.extent))
+    if not spans:
+        return np.zeros(0, np.uint8), 0
+    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    return np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8), low
+
+
+def _shifted(kind: Datatype, base: int) -> Datatype:
+    """The datatype with offsets from `base` instead of absolute addresses."""
+    from rankwise.frontends.mpi4py.datatypes import Layout
+
+    one = kind._live()
+    return Datatype._of(Layout(one.offsets - base, one.width, one.lb, one.extent, one.basic, one.elements))
+
+
+def _extent(kind: Datatype, what: str) -> int:
+    if kind._h is None:
+        raise ValueError(f"message: cannot {what}, datatype is null")
+    if kind._h.extent <= 0:
+        raise ValueError(f"message: cannot {what}, datatype extent {kind._h.extent}")
+    return kind._h.extent
+
+
+def _ints(values: Any, blocks: int, what: str) -> list[int]:
+    if not hasattr(values, "__len__"):
+        values = [values] * blocks
+    found = [operator.index(value) for value in values]
+    if len(found) != blocks:
+        raise ValueError(f"message: expecting {blocks} {what}, got {len(found)}")
+    return found
+
+
+def address(data: Bytes) -> int:
+    at: int = data.ctypes.data
+    return at
+
+
+def truncated(message: tuple[int, int, int], room: int) -> Exception:
+    source, tag, nbytes = message
+    return error(
+        "ERR_TRUNCATE", f"the message from rank {source} with tag {tag} has {nbytes} bytes, the buffer room for {room}"
+    )

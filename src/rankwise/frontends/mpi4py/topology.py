@@ -1,0 +1,156 @@
+"""Cartesian communicators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.messages import Messages
+from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
+
+GRAPH, CART, DIST_GRAPH = 1, 2, 3
+
+
+class Cartesian:
+    """A grid of ranks, numbered along the last axis first."""
+
+    NUMBER = CART
+
+    def __init__(self, dims: Sequence[int], periods: Sequence[bool]) -> None:
+        self.dims, self.periods = [int(n) for n in dims], [bool(p) for p in periods]
+
+    @property
+    def size(self) -> int:
+        return prod(self.dims)
+
+    def rank(self, coords: Sequence[int]) -> int:
+        number = 0
+        for at, n, period in zip(coords, self.dims, self.periods, strict=True):
+            if not period and not 0 <= at < n:
+                raise error("ERR_ARG", f"coords={list(coords)}: expected 0 to {n - 1} along an axis without period")
+            number = number * n + at % n
+        return number
+
+    def coords(self, rank: int) -> list[int]:
+        if not 0 <= rank < self.size:
+            raise error("ERR_RANK", f"rank={rank}: expected a rank of the grid, 0 to {self.size - 1}")
+        return [int(at) for at in np.unravel_index(rank, self.dims)] if self.dims else []
+
+
+class Topologies(Messages):
+    """The making of Cartesian communicators."""
+
+    _cartesian: Any
+    """Their class."""
+
+    def Create_cart(self: Any, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
+        grid = _grid(dims, periods)
+        if grid.size > self.size:
+            raise error("ERR_DIMS", f"dims={grid.dims}: expected at most {self.size} ranks in all")
+        group = self._live().group.split(0 if self.rank < grid.size else None)
+        made = self._made(group, self._ranks_of(group), self._cartesian)
+        if made:
+            made._h.topology = grid
+        return made
+
+    def Cart_map(self: Any, dims: Sequence[int], periods: Any = None) -> int:
+        grid = _grid(dims, periods)
+        return self.rank if self.rank < grid.size else UNDEFINED
+
+
+def _grid(dims: Any, periods: Any) -> Cartesian:
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if periods is None or isinstance(periods, (bool, int)):
+        periods = [bool(periods)] * len(dims)
+    if len(periods) != len(dims):
+        raise ValueError(f"periods: expected {len(dims)} values, got {len(periods)}")
+    return Cartesian(dims, periods)
+
+
+class Grid(Messages):
+    """The methods of a Cartesian communicator."""
+
+    @property
+    def _grid(self) -> Cartesian:
+        found: Cartesian | None = self._live().topology
+        if found is None:
+            raise error("ERR_TOPOLOGY", "this communicator has no Cartesian topology")
+        return found
+
+    def Get_dim(self) -> int:
+        return len(self._grid.dims)
+
+    def Get_topo(self) -> tuple[list[int], list[bool], list[int]]:
+        return self._grid.dims, self._grid.periods, self._grid.coords(self._live().rank)
+
+    def Get_cart_rank(self, coords: Sequence[int]) -> int:
+        return self._grid.rank(coords)
+
+    def Get_coords(self, rank: int) -> list[int]:
+        return self._grid.coords(rank)
+
+    dim = ndim = property(Get_dim)
+    topo = property(Get_topo)
+    dims = property(lambda self: self._grid.dims)
+    periods = property(lambda self: self._grid.periods)
+    coords = property(lambda self: self._grid.coords(self._live().rank))
+
+    def Shift(self, direction: int, disp: int) -> tuple[int, int]:
+        """(source, dest) of a shift by `disp` along an axis; PROC_NULL beyond an end."""
+        where, found = self._grid, []
+        for step in (-disp, disp):
+            coords = where.coords(self._live().rank)
+            coords[direction] += step
+            inside = where.periods[direction] or 0 <= coords[direction] < where.dims[direction]
+            found.append(where.rank(coords) if inside else PROC_NULL)
+        return found[0], found[1]
+
+    def Sub(self: Any, remain_dims: Sequence[bool]) -> Any:
+        """The part of the grid along these axes in which this rank is."""
+        where: Cartesian = self._grid
+        kept = [axis for axis, keep in enumerate(remain_dims) if keep]
+        others = Cartesian([1 if axis in kept else n for axis, n in enumerate(where.dims)], where.periods)
+        fixed = [0 if axis in kept else at for axis, at in enumerate(where.coords(self.rank))]
+        group = self._live().group.split(others.rank(fixed))
+        made = self._made(group, self._ranks_of(group), type(self))
+        made._h.topology = Cartesian([where.dims[axis] for axis in kept], [where.periods[axis] for axis in kept])
+        return made
+
+
+def Compute_dims(nnodes: int, dims: Any) -> list[int]:
+    """Sizes of a grid of `nnodes` ranks that are as equal as possible, the larger ones first.
+
+    Args:
+        dims: how many axes, or for each its size, 0 where it is wanted.
+    """
+    sizes = [0] * dims if isinstance(dims, int) else list(dims)
+    left, rest = divmod(nnodes, prod(n for n in sizes if n))
+    if rest or any(n < 0 for n in sizes):
+        raise error("ERR_DIMS", f"dims={sizes}: expected sizes whose product divides {nnodes}")
+    free = [axis for axis, n in enumerate(sizes) if not n]
+    for axis, n in zip(free, _balanced(left, len(free)), strict=True):
+        sizes[axis] = n
+    return sizes
+
+
+def _balanced(n: int, axes: int) -> list[int]:
+    """Factors of n, in falling order, whose largest one is as small as possible."""
+    if axes == 0:
+        if n != 1:
+            raise error("ERR_DIMS", f"the sizes that are given leave {n} ranks, but no axis for them")
+        return []
+    if axes == 1:
+        return [n]
+    largest = next(k for k in range(1, n + 1) if n % k == 0 and k**axes >= n and _fits(n // k, axes - 1, k))
+    return [largest, *_balanced(n // largest, axes - 1)]
+
+
+def _fits(n: int, axes: int, most: int) -> bool:
+    """Whether n has so many factors of at most `most`."""
+    if axes == 1:
+        return n <= most
+    return any(n % k == 0 and _fits(n // k, axes - 1, most) for k in range(1, min(most, n) + 1))

@@ -1,0 +1,64 @@
+"""Waiting without limit, watched: who waits for long is reported once, and a job that can never go on is ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from threading import Thread
+from weakref import WeakSet
+
+from rankwise import Group
+from rankwise.launch.standing import Standing, standings
+
+GROUPS: WeakSet[Group] = WeakSet()
+"""Those of this rank's communicators."""
+
+PERIOD = 0.25
+"""The part of the limit between two looks."""
+
+
+class Watch:
+    """A thread of a rank that looks, a few times within `limit` seconds, at where all ranks of this host are.
+
+    A rank waits if it has been in the same operation since the last look. Rank 0 of them reports, once for each
+    standstill, ranks that have waited for longer than the limit. If all have, and their processes have computed nothing
+    meanwhile, none can go on: each rank then fails its groups.
+    """
+
+    def __init__(self, segment_fd: int, group: Group, limit: float) -> None:
+        self._fd, self._group, self._limit = segment_fd, group, limit
+        self._reported: set[tuple[int, int]] = set()
+        self._idle_since: dict[int, tuple[Standing, float]] = {}
+
+    def start(self) -> None:
+        Thread(target=self._run, name="rankwise waiting", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._group.closed:
+            time.sleep(min(self._limit * PERIOD, 60.0))
+            if self._look(standings(self._fd), time.monotonic()):
+                return
+
+    def _look(self, ranks: list[Standing], now: float) -> bool:
+        """Returns whether the watch is over."""
+        for each in ranks:
+            before = self._idle_since.get(each.rank)
+            if before is None or not each.same(before[0]):
+                self._idle_since[each.rank] = (each, now)
+        late = [each for each in ranks if each.inside and each.seconds > self._limit]
+        if self._group.rank == 0:
+            fresh = [each for each in late if (each.rank, each.operations) not in self._reported]
+            if fresh:
+                self._reported |= {(each.rank, each.operations) for each in fresh}
+                self._report(ranks, "goes on waiting, as MPI programs may")
+        everyone = len(ranks) == self._group.world_size and len(late) == len(ranks)
+        if everyone and all(now - self._idle_since[each.rank][1] > self._limit for each in ranks):
+            for group in list(GROUPS):
+                if group.world_size > 1 and not group.closed:
+                    group.abort(f"every rank of the job has waited for {self._limit:g} s, and none can go on")
+            return True
+        return False
+
+    def _report(self, ranks: list[Standing], what: str) -> None:
+        lines = "".join(f"\n  rank {each.rank}: {each.description}" for each in ranks)
+        print(f"rankwise: the job {what}, after {self._limit:g} s:{lines}", file=sys.stderr, flush=True)

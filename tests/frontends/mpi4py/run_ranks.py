@@ -1,0 +1,156 @@
+"""What an mpi4py program does, checked on every rank: messages, collectives, communicators and datatypes."""
+
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+right, left = (rank + 1) % size, (rank - 1) % size
+status = MPI.Status()
+
+
+def equal(found: object, expected: object) -> None:
+    assert np.array_equal(found, expected), (found, expected)
+
+
+def objects() -> None:
+    equal(comm.bcast([1, "a"] if rank == 0 else None), [1, "a"])
+    assert comm.gather(rank, root=0) == (list(range(size)) if rank == 0 else None)
+    assert comm.allgather({"rank": rank}) == [{"rank": i} for i in range(size)]
+    assert comm.scatter([i * i for i in range(size)] if rank == 0 else None) == rank * rank
+    assert comm.alltoall([(rank, i) for i in range(size)]) == [(i, rank) for i in range(size)]
+    assert comm.allreduce(rank + 1, op=MPI.PROD) == np.prod(range(1, size + 1))
+    assert comm.allreduce((rank % 2, rank), op=MPI.MAXLOC) == (int(size > 1), int(size > 1))
+    assert comm.scan(1) == rank + 1
+    assert comm.exscan(1) == (rank or None)
+    equal(comm.allreduce(np.full(3, rank)), np.full(3, sum(range(size))))
+    request = comm.isend({"from": rank, "big": np.arange(50_000)}, right, tag=3)
+    found = comm.recv(source=left, tag=3, status=status)
+    assert (found["from"], found["big"][-1], status.Get_source(), status.Get_tag()) == (left, 49_999, left, 3)
+    request.wait()
+    assert comm.sendrecv(rank, dest=right, source=left) == left
+    MPI.pickle.__init__(lambda obj, protocol=None: b"*" + repr(obj).encode(), lambda data: eval(bytes(data)[1:]))
+    try:
+        assert comm.bcast(("other", 1) if rank == 0 else None) == ("other", 1)
+        assert comm.sendrecv(rank, dest=right, source=left) == left
+    finally:
+        MPI.pickle.__init__()
+
+
+def buffers() -> None:
+    for dtype in ("i1", "u8", "f4", "f8", "F", "g"):
+        x, y = np.full((2, 3), rank, dtype), np.empty((3, 2), dtype)
+        comm.Allreduce(x, y)
+        equal(y, np.full((3, 2), sum(range(size)), dtype))
+        comm.Allreduce(MPI.IN_PLACE, x)
+        equal(x, y.reshape(2, 3))
+    every = np.empty((size, 2))
+    comm.Allgather(np.array([rank, 0.5]), every)
+    equal(every, [[i, 0.5] for i in range(size)])
+    counts = [i + 1 for i in range(size)]
+    lengths = np.zeros(sum(counts) + 2, "i")
+    displs = [2 + sum(counts[:i]) for i in range(size)]
+    comm.Allgatherv([np.full(rank + 1, rank, "i"), MPI.INT], [lengths, counts, displs, MPI.INT])
+    equal(lengths[2:], np.repeat(range(size), counts))
+    comm.Gatherv(np.full(rank + 1, rank, "i"), [lengths, (counts, displs), MPI.INT] if rank == 0 else None)
+    part = np.zeros(rank + 1, "i")
+    comm.Scatterv([lengths, counts, displs, MPI.INT] if rank == 0 else None, part)
+    equal(part, np.full(rank + 1, rank))
+    mine = np.zeros(1)
+    comm.Reduce_scatter_block(np.arange(size, dtype=float), mine)
+    equal(mine, [size * rank])
+    total = np.zeros(1)
+    comm.Scan(np.ones(1), total)
+    equal(total, [rank + 1])
+    request = comm.Iallreduce(np.ones(1), total)
+    request.Wait()
+    equal(total, [size])
+    plan = comm.Bcast_init(mine, root=size - 1)
+    for step in range(3):
+        mine[0] = step if rank == size - 1 else -1
+        plan.Start()
+        plan.Wait()
+        equal(mine, [step])
+    truth = np.array([rank == 0, True])
+    comm.Allreduce(MPI.IN_PLACE, truth, op=MPI.LAND)
+    equal(truth, [size == 1, True])
+
+
+def messages() -> None:
+    longer, sent = np.full(10, -1.0), np.full(4, float(rank))
+    for receive in range(3):  # a message may be shorter than the buffer
+        request = comm.Isend([sent, MPI.DOUBLE], right, tag=receive)
+        if receive == 0:
+            comm.Recv(longer, left, receive, status)
+        elif receive == 1:
+            comm.Irecv(longer, MPI.ANY_SOURCE, receive).Wait(status)
+        else:
+            comm.Mprobe(left, receive, status).Recv(longer)
+        equal(longer, [left] * 4 + [-1.0] * 6)
+        assert (status.Get_count(MPI.DOUBLE), status.source, status.tag) == (4, left, receive)
+        request.Wait()
+    two = [np.zeros(3), np.zeros(1)]  # the first receive posted gets the first message, whatever the lengths
+    receives = [comm.Irecv(x, left, 5) for x in two]
+    for value in (1.0, 2.0):
+        comm.Send(np.full(1, value), right, 5)
+    MPI.Request.Waitall(receives)
+    equal([two[0][0], two[1][0]], [1, 2])
+    try:
+        request = comm.Isend(np.zeros(3), right, 6)
+        comm.Recv(np.zeros(1), left, 6)
+        raise AssertionError("a message that is too long was received")
+    except MPI.Exception as error:
+        equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
+    request.Wait()
+    comm.Send(np.zeros(1), MPI.PROC_NULL)
+    comm.Recv(np.zeros(1), MPI.PROC_NULL, status=status)
+    assert status.source == MPI.PROC_NULL
+
+
+def communicators() -> None:
+    half = comm.Split(rank % 2, -rank)
+    assert half.allgather(rank) == [i for i in reversed(range(size)) if i % 2 == rank % 2]
+    assert MPI.Group.Translate_ranks(half.Get_group(), [0], comm.Get_group())[0] == half.bcast(rank)
+    half.Free()
+    first = comm.Get_group().Incl([0])
+    alone = comm.Create_group(first) if rank == 0 else MPI.COMM_NULL
+    assert bool(alone) == (rank == 0)
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert host.size == size
+    cart = comm.Create_cart(MPI.Compute_dims(size, 2), periods=[True, False])
+    assert cart.Get_cart_rank(cart.coords) == cart.rank
+    assert len(cart.Sub([True, False]).allgather(0)) == cart.dims[0]
+    copy = comm.Dup()
+    assert MPI.Comm.Compare(comm, copy) == MPI.CONGRUENT
+    copy.Free()
+
+
+def datatypes() -> None:
+    grid = np.arange(20.0).reshape(4, 5)
+    column = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
+    request = comm.Isend([grid, 1, column], right)
+    found = np.empty(4)
+    comm.Recv(found, left)
+    request.Wait()
+    equal(found, grid[:, 0])
+    inner = MPI.DOUBLE.Create_subarray([4, 5], [2, 2], [1, 2]).Commit()
+    into = np.zeros((4, 5))
+    comm.Alltoallw([grid, [inner] * size], [into, [inner] * size])
+    equal(into[1:3, 2:4], grid[1:3, 2:4])
+    assert into.sum() == grid[1:3, 2:4].sum()
+    record = np.zeros(2, [("a", "i4"), ("b", "f8")])
+    fields = [record.dtype.fields[name][1] for name in "ab"]
+    kind = MPI.Datatype.Create_struct([1, 1], fields, [MPI.INT, MPI.DOUBLE]).Create_resized(0, record.itemsize)
+    record["a"], record["b"] = rank, 0.5
+    comm.Bcast([record, 2, kind])
+    assert record.tolist() == [(0, 0.5)] * 2
+    largest = MPI.Op.Create(lambda a, b, t: np.copyto(b, np.maximum(a, b)), commute=True)
+    x, y = np.array([rank], "u1"), np.empty(1, "u1")
+    comm.Allreduce([x, MPI.BYTE], [y, MPI.BYTE], largest)
+    equal(y, [size - 1])
+
+
+for check in (objects, buffers, messages, communicators, datatypes):
+    check()
+comm.Barrier()
+print("all well")

@@ -1,0 +1,68 @@
+"""One rank of one of mpi4py's test files: runs its tests and writes what became of each to a file.
+
+python rank.py FOLDER FILE RESULTS [NAME...]: RESULTS gets the rank's number appended; tests whose id ends with one of
+the names are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unittest
+from importlib import import_module
+from pathlib import Path
+
+
+class Outcomes(unittest.TestResult):
+    """Each test by its id: "passed", "skipped: why" or the last lines of its error."""
+
+    def __init__(self, left_out: list[str]) -> None:
+        super().__init__()
+        self.outcomes: dict[str, str] = {}
+        self._left_out = left_out
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self.outcomes[test.id()] = "passed"
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.outcomes[test.id()] = f"skipped: {reason}"
+
+    def addFailure(self, test: unittest.TestCase, err: object) -> None:
+        self.outcomes[test.id()] = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
+
+    addError = addFailure
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: object) -> None:
+        if err is not None:
+            self.addFailure(test, err)
+
+
+def tests_of(suite: unittest.TestSuite) -> list[unittest.TestCase]:
+    found: list[unittest.TestCase] = []
+    for test in suite:
+        found += tests_of(test) if isinstance(test, unittest.TestSuite) else [test]
+    return found
+
+
+def main() -> None:
+    folder, file, results, *left_out = sys.argv[1:]
+    sys.path.insert(0, folder)
+    from mpi4py import MPI
+
+    # Arrays that claim to be on a GPU and are not: rankwise refuses all that claim it.
+    arrays = import_module("arrayimpl")
+    arrays.ArrayBackends[:] = [kind for kind in arrays.ArrayBackends if "FakeGPU" not in kind.__name__]
+    rank = MPI.COMM_WORLD.Get_rank()
+    outcomes = Outcomes(left_out)
+    path = Path(f"{results}.{rank}")
+    try:
+        for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(Path(file).stem)):
+            if not any(test.id().endswith(name) for name in left_out):
+                test.run(outcomes)
+                path.write_text(json.dumps(outcomes.outcomes))
+    finally:
+        path.write_text(json.dumps(outcomes.outcomes))
+
+
+main()
