@@ -141,6 +141,10 @@ PARTS = {
             "nice {bin}/python tests/torch_suite/run.py {args}",
         ),
     ),
+    "mpi4py": Part(
+        "mpi4py's own tests on rankwise's mpi4py, with a table by file: 10 minutes; ARGS='--ranks 2 p2p_buf'",
+        ("nice {bin}/python tests/mpi4py_suite/run.py {args}",),
+    ),
     # ---- only on request ----
     "steady": Part(
         "the tests that a change adds or edits, 50 times beside busy loops; ARGS='--base REV' names what it changes",
@@ -183,7 +187,19 @@ PARTS = {
 }
 
 TEST = ("native", "model", "python")
-ALL = (*TEST, "slow", "model-large", "sanitizers", "poison", "engines", "multihost", "faults", "clients", "torch-suite")
+ALL = (
+    *TEST,
+    "slow",
+    "model-large",
+    "sanitizers",
+    "poison",
+    "engines",
+    "multihost",
+    "faults",
+    "clients",
+    "mpi4py",
+    "torch-suite",
+)
 
 
 def run(command: str, not_tested: list[str] | None = None) -> bool:

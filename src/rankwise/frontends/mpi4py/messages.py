@@ -17,7 +17,7 @@ from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, PROC_NULL, Status
 from rankwise.group.base import nothing
-from rankwise.group.work import ArrayWork, wait_or_cancel
+from rankwise.group.work import ArrayWork
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
@@ -104,16 +104,16 @@ class Messages(Handle):
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         context = self._live()
-        x = plain(buf)
-        if x is not None and context.receives.exact and not context.receives.posted:
-            src, label = _ANY.get(source, source), _ANY.get(tag, tag)
+        if context.receives.exact and not context.receives.posted:
+            x = plain(buf)
+            if (source == ANY_SOURCE or tag == ANY_TAG or x is None) and source != PROC_NULL:
+                found = self._look(source, tag, True)
+                assert found is not None
+                source, tag = found.source, found.tag
             try:
-                if status is None:
-                    if self._recv_array(x, src, label):
-                        return
-                elif (work := self._irecv_array(x, src, label, context.group)) is not None:
-                    wait_or_cancel(work)
-                    status._set((work.source, work.tag, x.nbytes))
+                if x is not None and self._recv_array(x, source, tag):
+                    if status is not None:
+                        status._set((source, tag, x.nbytes))
                     return
             except MismatchError:  # the message has another length or dtype, and is still there
                 x = None
@@ -209,8 +209,15 @@ class Messages(Handle):
         """Receive an object. buf: not needed, and not used."""
         if buf is not None:
             _warn_of(buf)
-        if status is None and not PICKLE.replaced:
-            context = self._live()
+        context = self._live()
+        if not PICKLE.replaced and source != PROC_NULL:
+            if status is not None:
+                found = self._look(source, tag, True)
+                assert found is not None
+                source, tag = found.source, found.tag
+                status._set((source, tag, found.count * found.dtype.itemsize))
+            elif context.receives.late:
+                context.receives.post_late()
             src, label = context.source(source, tag)
             try:
                 return context.group.recv_object(src, label)
@@ -234,6 +241,7 @@ class Messages(Handle):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
+        context.receives.post_late()
         return Arriving(context.receives, src, label)
 
     def sendrecv(
@@ -258,6 +266,8 @@ class Messages(Handle):
         context = self._live()
         src, label = context.source(source, tag)
         assert src is not None
+        if context.receives.late:
+            context.receives.post_late()
         limit = context.group.timeout if waits else 0.0
         found: Found | None = context.receives.engine.probe(src, label, limit)
         if waits and found is None:

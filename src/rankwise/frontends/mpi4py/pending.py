@@ -11,6 +11,7 @@ import numpy as np
 
 from rankwise import CollectiveTimeout, Group, MismatchError
 from rankwise.contract.message import ANY
+from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap
 from rankwise.frontends.mpi4py.specs import Blocks, address, truncated
 from rankwise.frontends.mpi4py.status import EMPTY
@@ -51,6 +52,19 @@ class Receives:
         self.exact = group.comm.receives is not None
         """Whether a receive of a known length leaves a message of another length to the next receive."""
         self.posted: list[Receiving] = []
+        self.receive_now = group._recv_array
+        self.late: list[Receiving] = []
+        """Those of `posted` that the engine does not know yet."""
+
+    def post_late(self) -> None:
+        """Before the program looks for messages otherwise, or might wait for one that needs one of these."""
+        late, self.late = self.late, []
+        for receiving in late:
+            receiving.begin()
+
+
+LATE_BYTES = 1 << 20
+"""The most that receives may expect which the engine does not know. It is far below what a rank keeps unexpected."""
 
 
 class Arriving(Pending):
@@ -127,6 +141,7 @@ class Arriving(Pending):
         self.complete = True
 
     def cancel(self) -> None:
+        self.receives.post_late()
         if not self.complete and self.work.cancel():
             self.cancelled = True
             self.end()
@@ -151,6 +166,7 @@ class Receiving(Arriving):
         for other in rivals:
             other.loosen()
         self.whole = blocks._whole() if receives.exact and not rivals else None
+        self.is_late = False
         super().__init__(receives, source, tag, blocks)
         receives.posted.append(self)
 
@@ -159,6 +175,20 @@ class Receiving(Arriving):
         return (ANY in (source, self.source) or source == self.source) and (ANY in (tag, self.tag) or tag == self.tag)
 
     def post(self) -> None:
+        """Let the engine know of it: at once, unless the message is short.
+
+        A receive in the background makes the engine's own thread run. A short message is kept where it arrives, so its
+        receive can as well begin when the program waits for it.
+        """
+        expected = 0 if self.whole is None else self.whole.size + sum(one.blocks.nbytes for one in self.receives.late)
+        if self.whole is None or self.work is not None or expected > LATE_BYTES:
+            self.begin()
+        else:
+            self.is_late = True
+            self.receives.late.append(self)
+
+    def begin(self) -> None:
+        self.is_late = False
         if self.whole is None:
             super().post()
             return
@@ -168,11 +198,50 @@ class Receiving(Arriving):
 
     def loosen(self) -> None:
         """Take a message of any length, before a later receive can take it."""
+        self.receives.post_late()
         if self.whole is not None and self.work.cancel():
             self.whole = None
             self.post()
         else:
             self.done()
+
+    def done(self) -> bool:
+        if self.is_late:
+            if self.receives.engine.probe(self.source, self.tag, 0.0) is None:
+                return False
+            self.receives.post_late()
+        return super().done()
+
+    def wait(self) -> None:
+        if self.is_late and self.whole is not None:
+            self.receives.late.remove(self)
+            received = False
+            try:
+                received = self.received_now(self.whole)
+            finally:  # after an interrupt too, it goes on
+                if not received:
+                    self.begin()
+            if received:
+                return
+        super().wait()
+
+    def received_now(self, whole: Bytes) -> bool:
+        """Receive the message in one call of the engine, unless it has another length, or does not come in time."""
+        source, tag = self.source, self.tag
+        if ANY in (source, tag):
+            found = self.receives.engine.probe(source, tag, self.receives.comm.timeout)
+            if found is None:
+                return False
+            source, tag = found.source, found.tag
+        try:
+            if not self.receives.receive_now(self.blocks.elements(whole), source, tag):
+                return False
+        except MismatchError:  # the message is still there
+            self.whole = None
+            return False
+        self.message = (source, tag, whole.size)
+        self.end()
+        return True
 
     def finish(self) -> None:
         if self.whole is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
 from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, as_datatype
@@ -117,6 +118,10 @@ class Blocks:
                 pieces = data[at : at + here * layout.size].view(f"V{layout.width}")
                 layout.pieces(self.memory)[layout.all_offsets(here, start)] = pieces
             at += here * layout.size
+
+    def elements(self, data: Bytes) -> Any:
+        """Data as an array of the elements."""
+        return data if self.dtype is DType.U8 else data.view(dtypes.to_numpy(self.dtype))
 
     def block(self, index: int) -> Blocks:
         """One of the blocks."""
