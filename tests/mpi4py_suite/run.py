@@ -30,7 +30,7 @@ OTHERS = (
 )  # fmt: skip
 LEFT_OUT = {
     "p2p_buf": {"testConstructor": "it makes a request from a C handle"},
-    "p2p_obj": {"testCommLock": "it looks at the locks inside mpi4py"},
+    "p2p_obj": {"testCommLock": "it looks for the locks that mpi4py itself uses"},
     "op": {"testCreateMany": "it makes an operation from a C handle"},
 }
 """The tests that are left out, by file, and why. Arrays that only claim to be on a GPU are left out of all."""

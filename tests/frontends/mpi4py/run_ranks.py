@@ -47,6 +47,11 @@ def buffers() -> None:
     every = np.empty((size, 2))
     comm.Allgather(np.array([rank, 0.5]), every)
     equal(every, [[i, 0.5] for i in range(size)])
+    given, taken = np.arange(2.0 * size) + 100 * rank, np.empty(2 * size)
+    comm.Alltoall([given, 2, MPI.DOUBLE], [taken, 2, MPI.DOUBLE])
+    equal(taken.reshape(size, 2), [[100 * i + 2 * rank, 100 * i + 2 * rank + 1] for i in range(size)])
+    comm.Gather([given, 1, MPI.DOUBLE], [taken, 1, MPI.DOUBLE] if rank == 0 else None)
+    equal(taken[:size] if rank == 0 else [], [100 * i for i in range(size)] if rank == 0 else [])
     counts = [i + 1 for i in range(size)]
     lengths = np.zeros(sum(counts) + 2, "i")
     displs = [2 + sum(counts[:i]) for i in range(size)]
@@ -89,6 +94,10 @@ def messages() -> None:
         equal(longer, [left] * 4 + [-1.0] * 6)
         assert (status.Get_count(MPI.DOUBLE), status.source, status.tag) == (4, left, receive)
         request.Wait()
+    request = comm.Isend([sent, 2, MPI.DOUBLE], right, 4)
+    comm.Recv([longer, 3, MPI.DOUBLE], left, status=status)
+    equal((longer[1], longer[2], status.Get_count(MPI.DOUBLE)), (left, left, 2))
+    request.Wait()
     two = [np.zeros(3), np.zeros(1)]  # the first receive posted gets the first message, whatever the lengths
     receives = [comm.Irecv(x, left, 5) for x in two]
     for value in (1.0, 2.0):

@@ -179,6 +179,28 @@ def Pcontrol(level: int) -> None:
     """Nothing to do: there is no profiling library."""
 
 
+def _comm_lock_table(comm: Comm) -> dict[Any, Any]:
+    """mpi4py.util's locks of a communicator, by key."""
+    table: dict[Any, Any] = comm._live().locks
+    return table
+
+
+def _comm_lock(comm: Comm, key: Any = None) -> Any:
+    return _comm_lock_table(comm).setdefault(key, threading.Lock())
+
+
+def _commctx_intra(comm: Comm) -> tuple[Comm, int]:
+    """A communicator of the same ranks, and a tag, for mpi4py.util's own messages. Collective at first."""
+    table = _comm_lock_table(comm)
+    if "@context" not in table:
+        table["@context"] = comm.Dup()
+    return table["@context"], 0
+
+
+def _commctx_inter(comm: Comm) -> Any:
+    raise _errors.unsupported("MPI.Intercomm")
+
+
 def _sizeof(handle: Any) -> int:
     raise _errors.unsupported("MPI._sizeof (C handles)")
 

@@ -16,7 +16,7 @@ from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op, engine_op, fold
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
 from rankwise.frontends.mpi4py.requests import Prequest, Request
-from rankwise.frontends.mpi4py.specs import Blocks, address, in_place, per_rank, plain, simple, vector
+from rankwise.frontends.mpi4py.specs import Blocks, address, every, in_place, per_rank, plain, simple, vector
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork
 
@@ -366,7 +366,7 @@ def _result(sendbuf: Any, recvbuf: Any, op: Op) -> Any:
 
 
 def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    mine, into = plain(sendbuf), plain(recvbuf)
+    mine, into = plain(sendbuf), every(recvbuf)
     if mine is None or into is None or into.size != mine.size * c.size:
         return False
     return c.group._all_gather_array(mine, into.reshape(c.size, mine.size))
@@ -377,7 +377,7 @@ def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
     if mine is None:
         return False
     if root == c.rank:
-        into = plain(recvbuf)
+        into = every(recvbuf)
         if into is None or into.size != mine.size * c.size:
             return False
         into = into.reshape(c.size, mine.size)
@@ -385,7 +385,7 @@ def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
 
 
 def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    given, into = plain(sendbuf), plain(recvbuf)
+    given, into = every(sendbuf), every(recvbuf)
     if given is None or into is None or into.size != given.size or given.size % c.size:
         return False
     return c.group._all_to_all_array(given, into)

@@ -27,6 +27,7 @@ class Context:
         self.info: dict[str, str] = {}
         self.topology: Any = None
         self.buffer: Any = None
+        self.locks: dict[Any, Any] = {}
 
     def destination(self, rank: int, tag: int) -> int | None:
         """Checked; None for the null rank."""

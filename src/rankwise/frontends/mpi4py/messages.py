@@ -6,6 +6,8 @@ import warnings
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.contract.message import Message as Found
@@ -14,10 +16,13 @@ from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import Arriving, Pending, Persistent, Receiving, Together, ToItself
 from rankwise.frontends.mpi4py.pickling import PICKLE, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
-from rankwise.frontends.mpi4py.specs import address, plain, simple
+from rankwise.frontends.mpi4py.specs import address, plain, simple, truncated
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, PROC_NULL, Status
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork
+
+SHORT = 1 << 16
+"""Bytes up to which a message from any rank is received in memory of its own, in one call, and copied."""
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
@@ -50,8 +55,13 @@ class Messages(Handle):
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         x = plain(buf)
-        if x is None or not self._send_array(x, dest, tag):
-            self._begin_send(buf, dest, tag).wait()
+        if x is not None and self._send_array(x, dest, tag):
+            return
+        to = self._live().destination(dest, tag)
+        if to is not None:
+            blocks = simple(buf, False)
+            if not self._send_array(blocks.elements(blocks.packed()), to, int(tag)):
+                self._begin_send(buf, dest, tag).wait()
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Pending:
         context = self._live()
@@ -104,19 +114,12 @@ class Messages(Handle):
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         context = self._live()
-        if context.receives.exact and not context.receives.posted:
-            x = plain(buf)
-            if (source == ANY_SOURCE or tag == ANY_TAG or x is None) and source != PROC_NULL:
-                found = self._look(source, tag, True)
-                assert found is not None
-                source, tag = found.source, found.tag
-            try:
-                if x is not None and self._recv_array(x, source, tag):
-                    if status is not None:
-                        status._set((source, tag, x.nbytes))
-                    return
-            except MismatchError:  # the message has another length or dtype, and is still there
-                x = None
+        if context.receives.exact and not context.receives.posted and source != PROC_NULL:
+            message = self._received_now(context, buf, source, tag)
+            if message is not None:
+                if status is not None:
+                    status._set(message)
+                return
         pending = self._begin_receive(buf, source, tag)
         try:
             pending.wait()
@@ -125,6 +128,39 @@ class Messages(Handle):
             raise
         if status is not None:
             status._set(pending.message)
+
+    def _received_now(self, context: Context, buf: Any, source: int, tag: int) -> tuple[int, int, int] | None:
+        """Receive in one call of the engine, and return source, tag and bytes; None if the general way must do it."""
+        x = plain(buf)
+        if x is None:
+            blocks = simple(buf, True)
+            whole = blocks._whole()
+            if whole is None:
+                return None
+            x = blocks.elements(whole)
+        try:
+            if source == ANY_SOURCE or tag == ANY_TAG:
+                if x.nbytes <= SHORT and x.flags.writeable:
+                    return self._copied(context, x, _ANY.get(source, source), _ANY.get(tag, tag))
+                found = self._look(source, tag, True)
+                assert found is not None
+                source, tag = found.source, found.tag
+            return (source, tag, x.nbytes) if self._recv_array(x, source, tag) else None
+        except MismatchError:  # the message has another length or dtype, or is an object, and is still there
+            return None
+
+    def _copied(self, context: Context, x: Any, src: Any, label: Any) -> tuple[int, int, int] | None:
+        """Receive a message of any length, and copy it."""
+        found = context.group._recv_any_plain(src, label, None)
+        if found is NotImplemented:
+            return None
+        block, source, tag, _ = found
+        message = source, tag, len(block)
+        if len(block) > x.nbytes:
+            raise truncated(message, x.nbytes)
+        if len(block):
+            x.view(np.uint8)[: len(block)] = np.frombuffer(block, np.uint8)
+        return message
 
     def _begin_receive(self, buf: Any, source: int, tag: int) -> Pending:
         context = self._live()

@@ -129,20 +129,31 @@ class Blocks:
 
 
 def plain(spec: Any) -> Any:
-    """The array, in one dimension, of a specification that means all of a NumPy array with its own datatype.
+    """The array, in one dimension, of a specification that means a NumPy array with its own datatype, or its beginning.
 
     None for another specification.
     """
     kind = type(spec)
     if kind is ndarray:
         return spec if spec.ndim == 1 else _flat(spec)
-    if (kind is list or kind is tuple) and len(spec) == 2 and type(spec[0]) is ndarray:
-        x, datatype = spec
-        if isinstance(datatype, Datatype):
-            layout = datatype._h
-            if layout is not None and layout.basic == x.dtype and layout.elements == 1 and layout.contiguous:
-                return x if x.ndim == 1 else _flat(x)
-    return None
+    if (kind is not list and kind is not tuple) or not 2 <= len(spec) <= 3:
+        return None
+    x, datatype = spec[0], spec[-1]
+    if type(x) is not ndarray or not isinstance(datatype, Datatype):
+        return None
+    layout = datatype._h
+    if layout is None or layout.basic != x.dtype or layout.elements != 1 or not layout.contiguous:
+        return None
+    if x.ndim != 1:
+        x = _flat(x)
+    if len(spec) == 2 or x is None or (count := spec[1]) == x.size:
+        return x
+    return x[:count] if type(count) is int and 0 <= count < x.size else None
+
+
+def every(spec: Any) -> Any:
+    """The same for a buffer of one block for each rank, whose count, if it is given, is that of a block."""
+    return None if type(spec) in (list, tuple) and len(spec) != 2 else plain(spec)
 
 
 def _flat(x: Any) -> Any:

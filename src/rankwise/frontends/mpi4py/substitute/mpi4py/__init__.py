@@ -1,6 +1,6 @@
 """What `import mpi4py` finds under `rankwise run --mpi4py`: rankwise's MPI, and the rest of an installed mpi4py.
 
-mpi4py's parts that are pure Python (futures, util, run, bench, typing) are used as they are, if it is installed.
+mpi4py's parts that are pure Python (util, run, bench, typing) are used as they are, if it is installed.
 """
 
 from __future__ import annotations
