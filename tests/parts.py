@@ -142,8 +142,12 @@ PARTS = {
         ),
     ),
     "mpi4py": Part(
-        "mpi4py's own tests on rankwise's mpi4py, with a table by file: 10 minutes; ARGS='--ranks 2 p2p_buf'",
-        ("nice {bin}/python tests/mpi4py_suite/run.py {args}",),
+        "mpi4py's own tests on rankwise's mpi4py, and programs of packages that build on it: 10 minutes;"
+        " ARGS='--ranks 2 p2p_buf'",
+        (
+            "PYTHONPATH=tests nice {bin}/python -m clients.mpi4py_programs",
+            "nice {bin}/python tests/mpi4py_suite/run.py {args}",
+        ),
     ),
     # ---- only on request ----
     "steady": Part(
