@@ -106,7 +106,10 @@ class Messages(Handle):
         return self._synchronous(self.Isend(buf, dest, tag), dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.Issend(buf, dest, tag).Wait()
+        if dest == self._live().rank:
+            self.Issend(buf, dest, tag).Wait()
+        else:
+            self.Send(buf, dest, tag)
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
@@ -235,7 +238,10 @@ class Messages(Handle):
         return self._synchronous(self.isend(obj, dest, tag), dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.issend(obj, dest, tag).wait()
+        if dest == self._live().rank:
+            self.issend(obj, dest, tag).wait()
+        else:
+            self.send(obj, dest, tag)
 
     def _synchronous(self, request: Request, dest: int, tag: int) -> Request:
         c = self._live()
