@@ -111,6 +111,15 @@ def messages() -> None:
     except MPI.Exception as error:
         equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
     request.Wait()
+    request = comm.Irecv(np.zeros(1), left)
+    comm.Send(np.zeros(3), right, 7)
+    try:
+        request.Wait()
+        raise AssertionError("a message that is too long was received")
+    except MPI.Exception as error:
+        equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
+    assert comm.Iprobe() is False
+    comm.Barrier()
     comm.Send(np.zeros(1), MPI.PROC_NULL)
     comm.Recv(np.zeros(1), MPI.PROC_NULL, status=status)
     assert status.source == MPI.PROC_NULL

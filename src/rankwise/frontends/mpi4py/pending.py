@@ -52,7 +52,7 @@ class Receives:
         self.exact = group.comm.receives is not None
         """Whether a receive of a known length leaves a message of another length to the next receive."""
         self.posted: list[Receiving] = []
-        self.receive_now = group._recv_array
+        self.receive_now, self.receive_any = group._recv_array, group._recv_any_plain
         self.late: list[Receiving] = []
         """Those of `posted` that the engine does not know yet."""
 
@@ -219,7 +219,7 @@ class Receiving(Arriving):
             try:
                 received = self.received_now(self.whole)
             finally:  # after an interrupt too, it goes on
-                if not received:
+                if not self.complete:
                     self.begin()
             if received:
                 return
@@ -227,14 +227,18 @@ class Receiving(Arriving):
 
     def received_now(self, whole: Bytes) -> bool:
         """Receive the message in one call of the engine, unless it has another length, or does not come in time."""
-        source, tag = self.source, self.tag
-        if ANY in (source, tag):
-            found = self.receives.engine.probe(source, tag, self.receives.comm.timeout)
-            if found is None:
-                return False
-            source, tag = found.source, found.tag
+        source, tag, receives = self.source, self.tag, self.receives
         try:
-            if not self.receives.receive_now(self.blocks.elements(whole), source, tag):
+            if ANY in (source, tag):
+                found = receives.receive_any(source, tag, None)
+                if found is NotImplemented:
+                    return False
+                self.memory, source, tag, _ = found
+                self.message = (source, tag, len(self.memory))
+                self.end()
+                self.deliver()
+                return True
+            if not receives.receive_now(self.blocks.elements(whole), source, tag):
                 return False
         except MismatchError:  # the message is still there
             self.whole = None
