@@ -90,7 +90,7 @@ def test_all_operations_in_progress_at_once() -> None:
         assert group.all_reduce(1) == 3
         assert all(work.done() for work in works)
         same(rw.wait_all(works), wants)
-        assert not group._pending.works
+        assert not group.pending.works
 
     run_ranks(3, ranks)
 
@@ -113,7 +113,7 @@ def test_dropped_works_still_complete() -> None:
             group.all_gather_v(np.full(group.rank, i), async_op=True)
         gc.collect()
         group.barrier()
-        assert not group._pending.works
+        assert not group.pending.works
 
     run_ranks(2, ranks)
 

@@ -227,14 +227,14 @@ def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatc
     """For example a barrier of a second thread, which finishes complete receives."""
 
     def ranks(group: Group) -> None:
-        add = group._pending.add
+        add = group.pending.add
 
         def add_and_finish(work: Any) -> None:
             add(work)
             assert work.done()
 
         group.send(np.arange(3.0), group.rank, 5)
-        monkeypatch.setattr(group._pending, "add", add_and_finish)
+        monkeypatch.setattr(group.pending, "add", add_and_finish)
         work = group.irecv((3,), rw.ANY, rw.ANY)
         assert work.wait().tolist() == [0, 1, 2]
         assert (work.source, work.tag) == (group.rank, 5)

@@ -241,7 +241,7 @@ def test_messages_keep_their_arrays_alive() -> None:
             for i in range(n):
                 assert (group.recv((5000,), 0, dtype=int) == i).all()
         group.barrier()
-        assert len(group._pending.works) == 0
+        assert len(group.pending.works) == 0
 
     run_ranks(2, ranks)
 

@@ -42,19 +42,22 @@ class GroupBase:
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
-        self._pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
+        self.pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
+        """The group's Works in progress. A front-end adds its own, so that closing the group ends them too."""
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
-        self._receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
+        self.receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
+        """The receives of messages of any length: the communicator's, or else a queue that makes them of its others."""
         self._kept = [] if self._queue is None else self._queue.kept
         self._collectives = complete(comm)
         self._shortcuts = comm.shortcuts
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
-        self._arrivals = self._queue or self._shortcuts
+        self.arrivals = self._queue or self._shortcuts
+        """What has recv_any_plain, recv_object_plain and send_object_plain: that queue, or the shortcuts."""
 
     @cached_property
     def _sent(self) -> ArrayWork[None]:
         """The Work of every send that was complete when it had started: most short ones."""
-        work: ArrayWork[None] = ArrayWork(Completed(), nothing, self._pending)
+        work: ArrayWork[None] = ArrayWork(Completed(), nothing, self.pending)
         work.wait()
         return work
 
@@ -81,7 +84,7 @@ class GroupBase:
                 # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have
                 # been used in a computation that autograd follows.
                 finish = partial(_same, writes.finish())
-            return ArrayWork(work, finish, self._pending, (self, reads, writes)).started()
+            return ArrayWork(work, finish, self.pending, (self, reads, writes)).started()
         self._collectives.run(call)
         return finish()
 
@@ -94,7 +97,7 @@ class GroupBase:
             return self.comm.call(body)
         results: list[T] = []
         work = self.comm.start_call(lambda: results.append(body()))
-        return ArrayWork(work, results.pop, self._pending).started()
+        return ArrayWork(work, results.pop, self.pending).started()
 
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""

@@ -57,8 +57,8 @@ class Collectives(GroupBase):
             work: Work[None] = self._call(Call(BARRIER), None, None, async_op)
             return work
         self._barrier()
-        if self._pending.works:
-            self._pending.release_done()
+        if self.pending.works:
+            self.pending.release_done()
         return None
 
     @overload

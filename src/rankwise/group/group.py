@@ -140,7 +140,7 @@ class Group(
             ...     numbers.done(), done.done()
             (True, True)
         """
-        return GroupStream(self.comm, self._pending)
+        return GroupStream(self.comm, self.pending)
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
@@ -347,9 +347,9 @@ class Group(
         if not self._closed:
             timeout = check_wait(timeout, optional=False)
             self._closed = True
-            self._pending.before_close()
+            self.pending.before_close()
             self.comm.close(timeout)
-            self._pending.close()
+            self.pending.close()
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _GUESSES]

@@ -78,7 +78,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         if dtype is None:
-            found = self._arrivals.recv_any_plain(src, tag, timeout)
+            found = self.arrivals.recv_any_plain(src, tag, timeout)
             if found is not NotImplemented:
                 block, sender, label_, code = found
                 return Received(_array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
@@ -86,14 +86,14 @@ class Messages(GroupBase):
         source, number = self._source(src), label(tag)
         if source is None:
             return Received(kind.empty((0,), DType.F64 if wanted is None else wanted).finish(), None, None)
-        receive = self._receives.recv_any(wanted, source, number)
+        receive = self.receives.recv_any(wanted, source, number)
 
         def finish() -> Received:
             memory, found = np.frombuffer(receive.memory(), np.uint8), DType(receive.dtype)
             shape = (memory.size // found.itemsize,)
             return Received(kind.over(memory, shape, found), receive.source, receive.tag)
 
-        return wait_or_cancel(ArrayWork(receive, finish, self._pending, self), timeout)
+        return wait_or_cancel(ArrayWork(receive, finish, self.pending, self), timeout)
 
     def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
@@ -110,12 +110,12 @@ class Messages(GroupBase):
             ... else:
             ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        if self._arrivals.send_object_plain(obj, dst, tag):
+        if self.arrivals.send_object_plain(obj, dst, tag):
             return
         to, number = self._destination(dst), check_tag(tag)
         parts = parts_of(obj, self._trusted(allow_pickle))
         if to is not None:
-            self._receives.send_object_now(parts, to, number)
+            self.receives.send_object_now(parts, to, number)
 
     def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.
@@ -132,7 +132,7 @@ class Messages(GroupBase):
             parts = [assemble(parts)]
         if to is None:
             return Completed()
-        return ArrayWork(self._receives.send_object(parts, to, number), nothing, self._pending, self).started()
+        return ArrayWork(self.receives.send_object(parts, to, number), nothing, self.pending, self).started()
 
     def recv_object(
         self,
@@ -165,7 +165,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         reads = _read_trusted if self._trusted(allow_pickle) else _read_plain
-        found = self._arrivals.recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
+        found = self.arrivals.recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
         if found is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, reads), timeout)
         return found
@@ -192,13 +192,13 @@ class Messages(GroupBase):
     def _irecv_object(self, src: int | None, tag: int, reads: Callable[[Any, int], Any]) -> ReceiveWork[Any]:
         source, number = self._source(src), label(tag)
         if source is None:
-            return ReceiveWork(Completed(), nothing, self._pending, self, None, None)
-        receive = self._receives.recv_object(source, number)
+            return ReceiveWork(Completed(), nothing, self.pending, self, None, None)
+        receive = self.receives.recv_object(source, number)
 
         def finish() -> Any:
             return reads(receive.memory(), receive.source)
 
-        return ReceiveWork(receive, finish, self._pending, self, source, number)
+        return ReceiveWork(receive, finish, self.pending, self, source, number)
 
 
 def _array_over(block: Any, dtype: Any) -> Any:

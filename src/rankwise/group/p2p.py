@@ -128,10 +128,10 @@ class PointToPoint(GroupBase):
     def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
         buffer, to, tag = self._outgoing(x, dst, tag)
         if to is None:
-            return ArrayWork(Completed(), nothing, self._pending)
+            return ArrayWork(Completed(), nothing, self.pending)
         self._pack(buffer)
         inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, to, tag, buffer)
-        return ArrayWork(inner, nothing, self._pending, (self, buffer))
+        return ArrayWork(inner, nothing, self.pending, (self, buffer))
 
     @overload
     def irecv(
@@ -164,10 +164,10 @@ class PointToPoint(GroupBase):
     def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ReceiveWork[Any]:
         buffer, wanted, number = self._incoming(x, src, tag, dtype)
         if wanted is None:
-            return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self._pending, self, None, None)
+            return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self.pending, self, None, None)
         self._order(buffer)
         inner = self._receive(buffer, wanted, number)
-        return ReceiveWork(inner, buffer.finish, self._pending, self, wanted, number)
+        return ReceiveWork(inner, buffer.finish, self.pending, self, wanted, number)
 
     def sendrecv(
         self, x: Any, dst: int | None, src: int | None, *, out: Any = None, tag: int = 0, async_op: bool = False
@@ -228,7 +228,7 @@ class PointToPoint(GroupBase):
         wanted, number = self._source(src), label(tag)
         if wanted is None:
             return None
-        return self._receives.probe(wanted, number, self.comm.timeout if timeout is None else check_wait(timeout))
+        return self.receives.probe(wanted, number, self.comm.timeout if timeout is None else check_wait(timeout))
 
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
@@ -288,7 +288,7 @@ class PointToPoint(GroupBase):
         def finish() -> Any:
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
-        work: ArrayWork[Any] = ArrayWork(Several(works), finish, self._pending, (self, outgoing))
+        work: ArrayWork[Any] = ArrayWork(Several(works), finish, self.pending, (self, outgoing))
         return work.started() if async_op else wait_or_cancel(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:

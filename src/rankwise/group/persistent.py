@@ -140,7 +140,7 @@ class PersistentOperations(GroupBase):
         def start() -> Work[None]:
             check()
             self._order(buffer)
-            return ArrayWork(begin(), finish, self._pending, keeps).started()
+            return ArrayWork(begin(), finish, self.pending, keeps).started()
 
         return MessagePlan(start, partial(now, buffer.given, peer, tag), () if sends else self._kept)
 

@@ -25,7 +25,7 @@ Body = Callable[[], None]
 
 
 def _barrier(c: Context) -> Body:
-    return c.group._barrier
+    return c.comm.barrier_without_sync
 
 
 def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
@@ -35,7 +35,7 @@ def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
 
     def body() -> None:
         data = blocks.packed() if root == c.rank else blocks.room()
-        c.group._collectives.broadcast(address(data), data.size // dtype.itemsize, dtype, root)
+        c.collectives.broadcast(address(data), data.size // dtype.itemsize, dtype, root)
         if root != c.rank:
             blocks.unpack(data)
 
@@ -68,12 +68,12 @@ def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: 
             data = data.copy()
         if sizes is None:
             count = data.size // dtype.itemsize
-            c.group._collectives.gather(address(data), address(room), count, dtype, root)
+            c.collectives.gather(address(data), address(room), count, dtype, root)
         else:
-            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+            known = c.broadcast_ints(sizes, root)
             known[c.rank] = data.size
             counts = _elements(known, dtype)
-            c.group._collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, counts))
+            c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, counts))
         if into is not None:
             into.unpack(room)
 
@@ -102,13 +102,13 @@ def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes
         room = np.empty(into.nbytes, np.uint8) if stays else into.room()
         if sizes is None:
             count = room.size // dtype.itemsize
-            c.group._collectives.scatter(address(data), address(room), count, dtype, root)
+            c.collectives.scatter(address(data), address(room), count, dtype, root)
         else:
-            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+            known = c.broadcast_ints(sizes, root)
             if known[c.rank] > room.size:  # no such scatter is possible, which the other ranks must learn
                 known[c.rank] = room.size
             counts = _elements(known, dtype)
-            c.group._collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, counts))
+            c.collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, counts))
             room = room[: known[c.rank]]
         if not stays:
             into.unpack(room)
@@ -123,7 +123,7 @@ def _allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
 
     def body() -> None:
         data, room = _apart(mine.packed(), into.room())
-        c.group._collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
+        c.collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
         into.unpack(room)
 
     return body
@@ -138,7 +138,7 @@ def _allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
     def body() -> None:
         data, room = _apart(mine.packed(), into.room())
         call = Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=_elements(sizes, dtype))
-        c.group._collectives.run(call)
+        c.collectives.run(call)
         into.unpack(room)
 
     return body
@@ -165,10 +165,10 @@ def _exchange(c: Context, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, bool
     def body() -> None:
         data, room = _apart(given.packed(), into.room())
         if parse is simple:
-            c.group._collectives.all_to_all(address(data), address(room), sends[0], dtype)
+            c.collectives.all_to_all(address(data), address(room), sends[0], dtype)
         else:
             call = Call(ALL_TO_ALL_V, address(data), address(room), 0, dtype)
-            c.group._collectives.run(call._replace(send_counts=sends, recv_counts=receives))
+            c.collectives.run(call._replace(send_counts=sends, recv_counts=receives))
         into.unpack(room)
 
     return body
@@ -195,7 +195,7 @@ def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0)
             room = into.room()
             room[:] = data
             data = room
-        c.group._collectives.reduce(address(data), data.size // dtype.itemsize, dtype, reduce_op, root)
+        c.collectives.reduce(address(data), data.size // dtype.itemsize, dtype, reduce_op, root)
         if into is not None:
             into.unpack(data)
 
@@ -214,7 +214,7 @@ def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
             return
         room = into.room()
         room[:] = mine.packed()
-        c.group._collectives.all_reduce(address(room), room.size // dtype.itemsize, dtype, reduce_op)
+        c.collectives.all_reduce(address(room), room.size // dtype.itemsize, dtype, reduce_op)
         into.unpack(room)
 
     return body
@@ -238,7 +238,7 @@ def _reduce_scatter(
         return _reducing(c, given, into, [count * given.type.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
     if recvcounts is None:
-        sizes = c.group._all_gather_ints(np.array(into.nbytes, np.int64)).tolist()
+        sizes = c.all_gather_int(into.nbytes)
     else:
         sizes = [int(count) * given.type.size for count in recvcounts]
     if sizes[c.rank] < into.nbytes:
@@ -267,7 +267,7 @@ def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op)
             return
         data, room = _apart(data, into.room())
         call = Call(REDUCE_SCATTER_V, address(data), address(room), 0, dtype, reduce_op)
-        c.group._collectives.run(call._replace(counts=_elements(sizes, dtype)))
+        c.collectives.run(call._replace(counts=_elements(sizes, dtype)))
         into.unpack(room)
 
     return body
@@ -313,9 +313,9 @@ def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
     """Every rank's data of the same size, on `root` or on all."""
     room = np.empty(data.size * c.size if root in (None, c.rank) else 0, np.uint8)
     if root is None:
-        c.group._collectives.all_gather(address(data), address(room), data.size, DType.U8)
+        c.collectives.all_gather(address(data), address(room), data.size, DType.U8)
     else:
-        c.group._collectives.gather(address(data), address(room), data.size, DType.U8, root)
+        c.collectives.gather(address(data), address(room), data.size, DType.U8, root)
     return [room[i * data.size : (i + 1) * data.size] for i in range(c.size)] if room.size or not data.size else []
 
 
@@ -332,14 +332,19 @@ def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
 # ---- the ways of plain arrays; each returns False, with nothing done, for anything else ----
 
 
+def _fast_barrier(c: Context) -> bool:
+    c.group.barrier()
+    return True
+
+
 def _fast_bcast(c: Context, buf: Any, root: int = 0) -> bool:
     x = plain(buf)
-    return x is not None and c.group._broadcast_array(x, root)
+    return x is not None and c.shortcuts.broadcast_array(x, root)
 
 
 def _fast_allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
     x = _result(sendbuf, recvbuf, op)
-    return x is not None and c.group._all_reduce_array(x, op._live().name)
+    return x is not None and c.shortcuts.all_reduce_array(x, op._live().name)
 
 
 def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
@@ -349,7 +354,7 @@ def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int
         x = plain(sendbuf)
         if x is not None and (op._live().reduce is None or x.dtype.kind == "b"):
             return False
-    return x is not None and c.group._reduce_array(x, root, op._live().name)
+    return x is not None and c.shortcuts.reduce_array(x, root, op._live().name)
 
 
 def _result(sendbuf: Any, recvbuf: Any, op: Op) -> Any:
@@ -369,7 +374,7 @@ def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     mine, into = plain(sendbuf), every(recvbuf)
     if mine is None or into is None or into.size != mine.size * c.size:
         return False
-    return c.group._all_gather_array(mine, into.reshape(c.size, mine.size))
+    return c.shortcuts.all_gather_array(mine, into.reshape(c.size, mine.size))
 
 
 def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
@@ -381,18 +386,18 @@ def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
         if into is None or into.size != mine.size * c.size:
             return False
         into = into.reshape(c.size, mine.size)
-    return c.group._gather_array(mine, root, into)
+    return c.shortcuts.gather_array(mine, root, into)
 
 
 def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     given, into = every(sendbuf), every(recvbuf)
     if given is None or into is None or into.size != given.size or given.size % c.size:
         return False
-    return c.group._all_to_all_array(given, into)
+    return c.shortcuts.all_to_all_array(given, into)
 
 
 _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
-    "Barrier": (_barrier, None),
+    "Barrier": (_barrier, _fast_barrier),
     "Bcast": (_bcast, _fast_bcast),
     "Gather": (_gather, _fast_gather),
     "Gatherv": (_gatherv, None),
@@ -420,7 +425,7 @@ class BufferCollectives(Messages):
 def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
     body = prepare(c, *args, **options)
     keep = (c.group, args, options)
-    return Pending(ArrayWork(c.group.comm.start_call(body), nothing, c.group._pending, keep).started())
+    return Pending(ArrayWork(c.comm.start_call(body), nothing, c.group.pending, keep).started())
 
 
 def _methods(
@@ -429,7 +434,7 @@ def _methods(
     def blocking(self: Messages, *args: Any, **options: Any) -> None:
         c = self._live()
         if fast is None or not fast(c, *args, **options):
-            c.group.comm.call(prepare(c, *args, **options))
+            c.comm.call(prepare(c, *args, **options))
 
     def started(self: Messages, *args: Any, **options: Any) -> Request:
         return Request._of(_begin(self._live(), prepare, args, options))

@@ -42,9 +42,9 @@ class Messages(Handle):
     def _refer(self, h: Context | None) -> None:
         self._h = h
         if h is not None:  # the ways of the fastest calls
-            group = h.group
-            self._send_array, self._recv_array = group._send_array, group._recv_array
-            self._isend_array, self._irecv_array = group._isend_array, group._irecv_array
+            ways = h.shortcuts
+            self._send_array, self._recv_array = ways.send_array, ways.recv_array
+            self._isend_array, self._irecv_array = ways.isend_array, ways.irecv_array
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith("_array") and self._h is None:
@@ -73,8 +73,8 @@ class Messages(Handle):
         if copy:
             data = data.copy()
         group = context.group
-        work = group.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
-        return Pending(ArrayWork(work, nothing, group._pending, (group, data)).started())
+        work = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
+        return Pending(ArrayWork(work, nothing, group.pending, (group, data)).started())
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         x = plain(buf)
@@ -154,7 +154,7 @@ class Messages(Handle):
 
     def _copied(self, context: Context, x: Any, src: Any, label: Any) -> tuple[int, int, int] | None:
         """Receive a message of any length, and copy it."""
-        found = context.group._recv_any_plain(src, label, None)
+        found = context.receives.receive_any(src, label, None)
         if found is NotImplemented:
             return None
         block, source, tag, _ = found

@@ -52,19 +52,19 @@ class ObjectCollectives(Messages):
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         c = self._live()
         parts = [PICKLE.dumps(obj) for obj in _one_each(sendobj, c.size)]
-        sends = np.array([len(part) for part in parts], np.int64)
+        sends = [len(part) for part in parts]
         data = np.frombuffer(b"".join(parts), np.uint8)
         found: list[Any] = []
 
         def body() -> None:
-            receives = c.group._exchange_ints(sends).tolist()
+            receives = c.exchange_ints(sends)
             room = np.empty(sum(receives), np.uint8)
             call = Call(ALL_TO_ALL_V, address(data), address(room), 0, DType.U8)
-            c.group._collectives.run(call._replace(send_counts=sends.tolist(), recv_counts=receives))
+            c.collectives.run(call._replace(send_counts=sends, recv_counts=receives))
             ends = list(accumulate(receives))
             found.extend(room[end - size : end] for end, size in zip(ends, receives, strict=True))
 
-        c.group.comm.call(body)
+        c.comm.call(body)
         return [PICKLE.loads(part.tobytes()) for part in found]
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:

@@ -48,11 +48,11 @@ class Receives:
 
     def __init__(self, group: Group) -> None:
         self.comm = group.comm
-        self.engine = group._receives
+        self.engine = group.receives
         self.exact = group.comm.receives is not None
         """Whether a receive of a known length leaves a message of another length to the next receive."""
         self.posted: list[Receiving] = []
-        self.receive_now, self.receive_any = group._recv_array, group._recv_any_plain
+        self.receive_now, self.receive_any = self.comm.shortcuts.recv_array, group.arrivals.recv_any_plain
         self.late: list[Receiving] = []
         """Those of `posted` that the engine does not know yet."""
 
