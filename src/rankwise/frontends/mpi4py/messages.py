@@ -137,7 +137,7 @@ class Messages(Handle):
         x = plain(buf)
         if x is None:
             blocks = simple(buf, True)
-            whole = blocks._whole()
+            whole = blocks.whole()
             if whole is None:
                 return None
             x = blocks.elements(whole)

@@ -165,7 +165,7 @@ class Receiving(Arriving):
         rivals = [other for other in receives.posted if other.rivals(source, tag)]
         for other in rivals:
             other.loosen()
-        self.whole = blocks._whole() if receives.exact and not rivals else None
+        self.whole = blocks.whole() if receives.exact and not rivals else None
         self.is_late = False
         super().__init__(receives, source, tag, blocks)
         receives.posted.append(self)

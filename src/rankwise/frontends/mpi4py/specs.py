@@ -78,7 +78,7 @@ class Blocks:
         found = kinds.pop() if len(kinds) == 1 else None
         return DType.U8 if found is None else found
 
-    def _whole(self) -> Bytes | None:
+    def whole(self) -> Bytes | None:
         """The bytes of all blocks as they are in the buffer, if they follow each other there."""
         start = end = self.starts[0] if self.starts else 0
         for kind, at, size in zip(self.types, self.starts, self.sizes, strict=True):
@@ -89,7 +89,7 @@ class Blocks:
 
     def packed(self) -> Bytes:
         """The blocks' data, one after the other: the buffer's own memory where it lies like that."""
-        whole = self._whole()
+        whole = self.whole()
         if whole is not None:
             return whole
         parts = [np.zeros(0, np.uint8)]
@@ -100,12 +100,12 @@ class Blocks:
 
     def room(self) -> Bytes:
         """Memory for the data: the buffer's own where the blocks follow each other; else `unpack` must follow."""
-        whole = self._whole()
+        whole = self.whole()
         return np.empty(self.nbytes, np.uint8) if whole is None else whole
 
     def unpack(self, data: Bytes) -> None:
         """Put received data in the buffer, unless that is where it was received. data: all of it, or the beginning."""
-        whole = self._whole()
+        whole = self.whole()
         if whole is not None:
             if whole.ctypes.data != data.ctypes.data:
                 whole[: data.size] = data
