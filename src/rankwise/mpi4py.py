@@ -3,8 +3,8 @@
     from rankwise.mpi4py import MPI
     comm = MPI.COMM_WORLD
 
-`rankwise run -n 4 --mpi4py program.py` makes `import mpi4py` of an unchanged program find it. docs/how-to/mpi4py.md
-says what there is and what differs.
+With `rankwise run -n 4 --mpi4py program.py`, `import mpi4py` in an unchanged program finds this interface.
+docs/how-to/mpi4py.md lists what it provides and how it differs from mpi4py on MPI.
 """
 
 from __future__ import annotations

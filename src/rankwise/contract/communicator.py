@@ -243,7 +243,7 @@ class Communicator(Collectives, Closeable):
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""
 
     def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
-        """Send `data` as elements of U8, as `send` does; the communicator keeps it."""
+        """Send `data` as elements of U8, as `send` does. The communicator keeps `data` alive until it is sent."""
         ptr = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
         assert ptr is not None
         return self.send(ptr, len(data), DType.U8, dest, tag, data)
@@ -257,11 +257,11 @@ class Communicator(Collectives, Closeable):
         """
 
     def send_now(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> None:
-        """`send`, and wait until the memory may change."""
+        """Do a `send`, and return when the caller may overwrite the memory."""
         self.send(ptr, count, dtype, dest, tag).wait()
 
     def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> None:
-        """`recv`, and wait for the message."""
+        """Do a `recv`, and return when the message has arrived."""
         self.recv(ptr, count, dtype, src, tag).wait()
 
     def probe(self, src: int, tag: int) -> Message | None:
@@ -388,9 +388,9 @@ class Communicator(Collectives, Closeable):
         raise self._cannot("shrink")
 
     former_ranks: tuple[int, ...] | None = None
-    """The numbers that the ranks had in the communicator from which `shrink` made this one; None on any other one.
+    """For each rank, its rank in the communicator from which `shrink` or `split` made this one.
 
-    Where a backend knows them at no cost, they are known after `split` too.
+    None after a `split` if the backend does not know them without a further collective, and on any other communicator.
     """
 
     def restore(self) -> Communicator:

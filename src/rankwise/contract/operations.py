@@ -217,7 +217,7 @@ _REFUSED = [[op.refused_for(dtype) for op in ReduceOp] for dtype in DType]
 
 
 def divided(count: int, n: int) -> tuple[int, ...]:
-    """`count` elements in n shares, as numpy.array_split makes them; the first ones are one longer if not all equal."""
+    """How many of `count` elements each of n shares has, as in numpy.array_split: the first shares get one more."""
     each, longer = divmod(count, n)
     return (each + 1,) * longer + (each,) * (n - longer)
 

@@ -112,13 +112,13 @@ class Shortcuts:
         return NotImplemented
 
     broadcast_object_plain: ObjectShortcut | None = None
-    """broadcast_object_plain(obj, src, rest, constructor): broadcast an object of basic types.
+    """broadcast_object_plain(obj, src, rest, constructor): broadcast an object of basic types. None: not available.
 
-    It returns NotImplemented, with nothing done, for any unusual case. If this rank's object is of basic types, but
-    another rank's is not, or is longer than a block, it returns rest(found, sent), which completes the operation in the
-    same call of the communicator. found: the object, encoded, or the length of the longest; sent: what this rank sends,
-    encoded. So do the next two; for gather_object_plain, `found` is the list of all ranks'; for scatter_object_plain,
-    `sent` is a list.
+    It returns NotImplemented, without having done anything, if it does not support the case. If this rank's object
+    qualifies, but another rank's is not of basic types or does not fit into a block, it returns rest(found, sent),
+    which completes the operation within the same call. found: the encoded object, or the length of the longest one;
+    sent: what this rank sends, encoded. gather_object_plain and scatter_object_plain work likewise, except that `found`
+    is a list with an item for each rank in gather_object_plain, and `sent` is a list in scatter_object_plain.
     """
 
     gather_object_plain: ObjectShortcut | None = None

@@ -132,7 +132,7 @@ class Completed(Work[None]):
 
 
 COMPLETE = Completed()
-"""An operation without an error. Who gets this very object need not call its methods."""
+"""An operation that is complete, without an error. Code that receives this object may skip calling its methods."""
 
 
 def call_when_done(work: W, function: Callable[[W], object], wait: Callable[[float], object]) -> None:

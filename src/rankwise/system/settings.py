@@ -90,8 +90,8 @@ class Settings:
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
                             tensors; torch.distributed still names their backend gloo (docs/how-to/torch.md)
-    RANKWISE_AS_MPI4PY      1 or 0: whether `rankwise run` makes `import mpi4py` find rankwise's (default 0), as its
-                            --mpi4py does (docs/how-to/mpi4py.md)
+    RANKWISE_AS_MPI4PY      1 or 0: whether `import mpi4py` finds rankwise's in programs that `rankwise run` starts
+                            (default 0); the same as the option --mpi4py (docs/how-to/mpi4py.md)
     RANKWISE_TCL_SIMULATE   1 or 0: whether distributed_init of the Tcl front-end simulates its ranks even if a launcher
                             or an address for the ranks is given (default 0)
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it

@@ -369,7 +369,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--mpi4py",
         action="store_true",
-        help="let import mpi4py of the program find rankwise's, which needs no MPI (default: RANKWISE_AS_MPI4PY)",
+        help="make the program's `import mpi4py` find rankwise's, without MPI (default: RANKWISE_AS_MPI4PY)",
     )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")

@@ -1,4 +1,4 @@
-"""What MPI has and this front-end does not: using it raises an error that names it."""
+"""The parts of MPI that this front-end does not provide: using one raises an error that names it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _NAMES = {
 
 
 class Absent:
-    """Stands for a class or constant of MPI. It may be imported and compared; every use of it raises the error."""
+    """Stands for a missing class or constant of MPI.
+
+    It can be imported, compared and used in isinstance; calling it, or reading an attribute of it, raises the error.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -57,4 +60,4 @@ def missing(name: str) -> Any:
     """A name that the module does not have. Raises AttributeError unless MPI has such a call."""
     if name in _NAMES:
         return lacks(f"MPI.{name}")
-    raise AttributeError(f"module 'mpi4py.MPI' has no attribute {name!r}; rankwise's mpi4py may lack it")
+    raise AttributeError(f"module 'mpi4py.MPI' has no attribute {name!r} (rankwise's mpi4py; MPI's may have it)")

@@ -18,7 +18,7 @@ def bytes_of(buf: Any, writes: bool) -> Bytes:
     if not isinstance(x, ndarray):
         x = as_array(buf)
     if writes and not x.flags.writeable:
-        raise BufferError("message: the buffer that receives is read-only")
+        raise BufferError("message: the receive buffer is read-only")
     if not x.flags.c_contiguous:
         if not x.flags.f_contiguous:
             raise BufferError("message: expecting contiguous buffer")

@@ -19,7 +19,7 @@ TAG_UB = 2**31 - 1
 
 
 class Context:
-    """A communicator: rankwise's group, the world's numbers of its ranks, and what the program has attached to it."""
+    """A communicator: rankwise's group, its members' ranks in COMM_WORLD, and what the program attached to it."""
 
     def __init__(self, group: Group, ranks: Sequence[int], name: str = "") -> None:
         self.group, self.ranks, self.name = group, tuple(ranks), name
@@ -36,13 +36,13 @@ class Context:
         self.locks: dict[Any, Any] = {}
 
     def destination(self, rank: int, tag: int) -> int | None:
-        """Checked; None for the null rank."""
+        """Check `rank` and `tag`. Returns the rank, or None for PROC_NULL."""
         if not 0 <= tag <= TAG_UB:
             raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}")
         return self._rank(rank, "dest")
 
     def source(self, rank: int, tag: int) -> tuple[int | None, int]:
-        """Source and tag, either of which may be ANY, checked; the source is None for the null rank."""
+        """Check source and tag, either of which may be ANY. The source returned is None for PROC_NULL."""
         if tag != ANY_TAG and not 0 <= tag <= TAG_UB:
             raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}, or ANY_TAG")
         return ANY if rank == ANY_SOURCE else self._rank(rank, "source"), ANY if tag == ANY_TAG else int(tag)
@@ -59,7 +59,7 @@ class Context:
             raise error("ERR_ROOT", f"root={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
         return int(rank)
 
-    # ---- what ranks tell each other of their data, as a part of a collective ----
+    # ---- integers that the ranks exchange about their data, as a part of a collective ----
 
     def broadcast_ints(self, values: Sequence[int], root: int) -> list[int]:
         """Root's ints, on every rank. All ranks pass the same number of them."""

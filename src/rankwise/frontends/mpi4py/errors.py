@@ -74,8 +74,8 @@ def error(name: str, text: str) -> Exception:
 def unsupported(call: str) -> NotImplementedError:
     """The error of a call that this front-end does not have."""
     return NotImplementedError(
-        f"{call}: rankwise's mpi4py does not have it; a program that needs it stays on MPI: run it with mpiexec and "
-        "without --mpi4py (docs/how-to/mpi4py.md lists what there is)"
+        f"{call}: rankwise's mpi4py does not provide it; run a program that needs it on MPI, with mpiexec and without "
+        "--mpi4py (docs/how-to/mpi4py.md lists what is provided)"
     )
 
 

@@ -30,8 +30,9 @@ _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 class Messages(Handle):
     """The messages of a communicator.
 
-    A buffered send copies its buffer, and a ready one is a plain one. So is a synchronous one to another rank: it may
-    be complete before a receive has matched it. One to this rank itself is complete when the message is received.
+    A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send to another rank, which
+    may therefore be complete before a receive matches it; a synchronous send to this rank itself is complete only when
+    the message has been received.
     """
 
     _h: Context | None

@@ -57,21 +57,21 @@ class Receives:
         """Those of `posted` that the engine does not know yet."""
 
     def post_late(self) -> None:
-        """Before the program looks for messages otherwise, or might wait for one that needs one of these."""
+        """Post them to the engine. Called before a probe, and before a wait that may depend on one of them."""
         late, self.late = self.late, []
         for receiving in late:
             receiving.begin()
 
 
 LATE_BYTES = 1 << 20
-"""The most that receives may expect which the engine does not know. It is far below what a rank keeps unexpected."""
+"""Bytes that receives not yet posted to the engine may expect in all; far less than a rank keeps unexpected."""
 
 
 class Arriving(Pending):
     """A receive of a message of any length: an object, or into a buffer.
 
-    The engine tells objects from buffers, and MPI does not. So if a message of the other kind comes, which the engine
-    leaves to the next receive, this becomes one of that kind. blocks: the buffer, or None for an object.
+    The engine distinguishes objects from buffers; MPI does not. If a message of the other kind comes, the engine leaves
+    it to the next receive, so this receive changes its kind. blocks: the buffer, or None for an object.
     """
 
     def __init__(self, receives: Receives, source: int, tag: int, blocks: Blocks | None = None) -> None:

@@ -42,10 +42,10 @@ def in_place(buf: Any) -> bool:
 
 
 class Blocks:
-    """Blocks of elements in a buffer, which are sent, or receive.
+    """Blocks of elements in a buffer, to send from or to receive into.
 
-    memory: its bytes. types, counts, starts: of each block the datatype, how many elements it has, and where the first
-    one is, in bytes.
+    memory: the buffer's bytes. types, counts, starts: for each block, its datatype, its number of elements, and the
+    offset of its first element in bytes.
     """
 
     __slots__ = ("counts", "memory", "nbytes", "starts", "types")
@@ -59,8 +59,8 @@ class Blocks:
                 continue
             last = (count - 1) * layout.extent
             if start + layout.first + min(0, last) < 0 or start + layout.end + max(0, last) > memory.size:
-                what = f"{count} x {layout.name or 'a derived type'}, {start} bytes from its beginning on,"
-                raise ValueError(f"message: {what} exceed the buffer of {memory.size} bytes")
+                what = f"{count} x {layout.name or 'a derived type'} from byte {start} on"
+                raise ValueError(f"message: {what} do not fit into the buffer of {memory.size} bytes")
 
     @property
     def type(self) -> Datatype:
@@ -129,9 +129,9 @@ class Blocks:
 
 
 def plain(spec: Any) -> Any:
-    """The array, in one dimension, of a specification that means a NumPy array with its own datatype, or its beginning.
+    """The one-dimensional array, or its first `count` elements, if the datatype given is the NumPy array's own.
 
-    None for another specification.
+    None for any other specification.
     """
     kind = type(spec)
     if kind is ndarray:
@@ -152,7 +152,7 @@ def plain(spec: Any) -> Any:
 
 
 def every(spec: Any) -> Any:
-    """The same for a buffer of one block for each rank, whose count, if it is given, is that of a block."""
+    """`plain` for a buffer with one block for each rank. None if a count is given, because it counts one block."""
     return None if type(spec) in (list, tuple) and len(spec) != 2 else plain(spec)
 
 
@@ -352,5 +352,5 @@ def address(data: Bytes) -> int:
 def truncated(message: tuple[int, int, int], room: int) -> Exception:
     source, tag, nbytes = message
     return error(
-        "ERR_TRUNCATE", f"the message from rank {source} with tag {tag} has {nbytes} bytes, the buffer room for {room}"
+        "ERR_TRUNCATE", f"the message from rank {source} with tag {tag} has {nbytes} bytes, the buffer only {room}"
     )

@@ -141,7 +141,7 @@ def _balanced(n: int, axes: int) -> list[int]:
     """Factors of n, in falling order, whose largest one is as small as possible."""
     if axes == 0:
         if n != 1:
-            raise error("ERR_DIMS", f"the sizes that are given leave {n} ranks, but no axis for them")
+            raise error("ERR_DIMS", f"the given sizes leave a factor of {n}, but no axis is free for it")
         return []
     if axes == 1:
         return [n]

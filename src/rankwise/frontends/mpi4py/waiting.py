@@ -1,4 +1,4 @@
-"""Waiting without limit, watched: who waits for long is reported once, and a job that can never go on is ended."""
+"""Waiting without a limit: a long wait is reported once, and a job in which every rank is stuck is failed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rankwise import Group
 from rankwise.launch.standing import Standing, standings
 
 GROUPS: WeakSet[Group] = WeakSet()
-"""Those of this rank's communicators."""
+"""The groups of this rank's communicators."""
 
 PERIOD = 0.25
-"""The part of the limit between two looks."""
+"""The interval between two polls, as a fraction of the limit."""
 
 
 class Watch:
-    """A thread of a rank that looks, a few times within `limit` seconds, at where all ranks of this host are.
+    """A thread that polls, a few times within `limit` seconds, where all ranks of this host are.
 
-    A rank waits if it has been in the same operation since the last look. Rank 0 of them reports, once for each
-    standstill, ranks that have waited for longer than the limit. If all have, and their processes have computed nothing
-    meanwhile, none can go on: each rank then fails its groups.
+    Rank 0 reports the ranks that have been in one operation for longer than the limit, once for each operation. If all
+    ranks of the job have, and their processes have computed nothing meanwhile, the job is deadlocked: each rank's watch
+    then aborts that rank's groups.
     """
 
     def __init__(self, segment_fd: int, group: Group, limit: float) -> None:
@@ -50,7 +50,7 @@ class Watch:
             fresh = [each for each in late if (each.rank, each.operations) not in self._reported]
             if fresh:
                 self._reported |= {(each.rank, each.operations) for each in fresh}
-                self._report(ranks, "goes on waiting, as MPI programs may")
+                self._report(ranks)
         everyone = len(ranks) == self._group.world_size and len(late) == len(ranks)
         if everyone and all(now - self._idle_since[each.rank][1] > self._limit for each in ranks):
             for group in list(GROUPS):
@@ -59,6 +59,7 @@ class Watch:
             return True
         return False
 
-    def _report(self, ranks: list[Standing], what: str) -> None:
+    def _report(self, ranks: list[Standing]) -> None:
         lines = "".join(f"\n  rank {each.rank}: {each.description}" for each in ranks)
-        print(f"rankwise: the job {what}, after {self._limit:g} s:{lines}", file=sys.stderr, flush=True)
+        text = f"some ranks have waited for more than {self._limit:g} s; the job goes on, as with MPI"
+        print(f"rankwise: {text}. Where each rank is:{lines}", file=sys.stderr, flush=True)
