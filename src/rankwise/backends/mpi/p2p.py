@@ -112,22 +112,34 @@ class Channel:
     ) -> Work[None]:
         """begin(*args) returns MPI's request, which is polled so often first. The rest is as in Request."""
         guard, status = self._guard, None if expected is None else self.transport.new_status()
+        test = None
         try:
             test = begin(*args).Test if guard is None else guard(guard(begin)(*args).Test)
             while polls and not test(status):
                 polls -= 1
             if polls and (expected is None or self.transport.described(status)[2:] == expected):
                 return COMPLETE
-            request = Request(self, operation, test, status, expected, peer, tag, keep)
-            self._requests[id(request)] = request
-            if polls:  # it is complete, but another message was expected
-                request.end()
         except self.engine_errors as error:
-            raise self.failed(error, f"{operation}(rank={peer}, tag={tag})") from error
+            raise self.failed(error, _where(operation, peer, tag, expected)) from error
         except BaseException:  # a signal handler's
-            self._lost.append(keep)
+            if test is None:
+                self._lost.append(keep)
+            else:  # the message is still on its way
+                self._pending(Request(self, operation, test, status, expected, peer, tag, keep))
             raise
+        request = self._pending(Request(self, operation, test, status, expected, peer, tag, keep))
+        if polls:  # it is complete, but another message was expected
+            request.end()
         return request
+
+    def _pending(self, request: Request) -> Request:
+        self._requests[id(request)] = request
+        return request
+
+
+def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | None) -> str:
+    expects = f", count={expected[0]}, dtype={DTYPE_NAMES[expected[1]]}" if expected else ""
+    return f"{operation}(rank={peer}, tag={tag}{expects})"
 
 
 class Request(Work[None]):
@@ -160,8 +172,7 @@ class Request(Work[None]):
 
     @property
     def _where(self) -> str:
-        expects = f", count={self._expected[0]}, dtype={DTYPE_NAMES[self._expected[1]]}" if self._expected else ""
-        return f"{self._operation}(rank={self.source}, tag={self.tag}{expects})"
+        return _where(self._operation, self.source, self.tag, self._expected)
 
     def wait(self, timeout: float | None = None) -> None:
         if not self._over and not self._poll(POLLS):
