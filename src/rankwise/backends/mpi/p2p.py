@@ -60,7 +60,7 @@ class Channel:
         return self._begin("send", None, dest, tag, data, 1, transport.isend, memory, dest, tag * TAGS_PER_TAG + _U8)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, polls: int = 0) -> Work[None]:
-        """polls: of a message for which the caller waits anyway; COMPLETE if it comes meanwhile."""
+        """polls: how often to test for the message before this returns; COMPLETE if it has come."""
         transport = self.transport
         memory = transport.bytes(ptr, count * ITEMSIZE[dtype])
         source = transport.any_source if src == ANY else src
@@ -110,7 +110,7 @@ class Channel:
         begin: Callable[..., Any],
         *args: Any,
     ) -> Work[None]:
-        """begin(*args) returns MPI's request, which is polled so often first. The rest is as in Request."""
+        """begin(*args) returns MPI's request, which is then tested up to `polls` times. The rest is as in Request."""
         guard, status = self._guard, None if expected is None else self.transport.new_status()
         test = None
         try:
@@ -184,7 +184,7 @@ class Request(Work[None]):
         return self._over or self._poll(1)
 
     def _poll(self, times: int) -> bool:
-        """Whether MPI has completed the request, which is polled until then, so often in this call."""
+        """Whether MPI has completed the request, which this tests up to `times` times."""
         test, status = self._test, self._status
         with self._lock:
             if self._over:

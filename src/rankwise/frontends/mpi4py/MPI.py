@@ -73,7 +73,7 @@ _finalized = False
 
 
 def Init() -> None:
-    """Nothing to do: importing MPI has met the other ranks."""
+    """Nothing to do: the ranks already connected when MPI was imported."""
 
 
 def Init_thread(required: int = THREAD_MULTIPLE) -> int:

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, SCATTER_V, Call
+from rankwise.contract.operations import (
+    ALL_GATHER_V,
+    ALL_TO_ALL_V,
+    GATHER_V,
+    REDUCE_SCATTER_V,
+    SCATTER_V,
+    Call,
+    divided,
+)
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.context import Context
@@ -137,8 +145,8 @@ def _allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
 
     def body() -> None:
         data, room = _apart(mine.packed(), into.room())
-        call = Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=_elements(sizes, dtype))
-        c.collectives.run(call)
+        counts = _elements(sizes, dtype)
+        c.collectives.run(Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=counts))
         into.unpack(room)
 
     return body
@@ -167,8 +175,8 @@ def _exchange(c: Context, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, bool
         if parse is simple:
             c.collectives.all_to_all(address(data), address(room), sends[0], dtype)
         else:
-            call = Call(ALL_TO_ALL_V, address(data), address(room), 0, dtype)
-            c.collectives.run(call._replace(send_counts=sends, recv_counts=receives))
+            at = address(data), address(room)
+            c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, dtype, send_counts=sends, recv_counts=receives))
         into.unpack(room)
 
     return body
@@ -233,7 +241,7 @@ def _reduce_scatter(
 ) -> Body:
     if in_place(sendbuf):
         given = simple(recvbuf, True)
-        counts = _shares(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
+        counts = divided(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
         into = Blocks(given.memory, [given.type], [counts[c.rank]], [0])
         return _reducing(c, given, into, [count * given.type.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
@@ -244,10 +252,6 @@ def _reduce_scatter(
     if sizes[c.rank] < into.nbytes:
         into = Blocks(into.memory, [into.type], [sizes[c.rank] // into.type.size], into.starts)
     return _reducing(c, given, into, sizes, op)
-
-
-def _shares(count: int, ranks: int) -> list[int]:
-    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
 
 
 def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op) -> Body:
@@ -266,8 +270,8 @@ def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op)
             into.unpack(total[start : start + sizes[c.rank]])
             return
         data, room = _apart(data, into.room())
-        call = Call(REDUCE_SCATTER_V, address(data), address(room), 0, dtype, reduce_op)
-        c.collectives.run(call._replace(counts=_elements(sizes, dtype)))
+        counts = _elements(sizes, dtype)
+        c.collectives.run(Call(REDUCE_SCATTER_V, address(data), address(room), 0, dtype, reduce_op, counts=counts))
         into.unpack(room)
 
     return body

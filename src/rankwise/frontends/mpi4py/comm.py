@@ -115,14 +115,14 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     # ---- making others ----
 
     def _made(self, group: Any, ranks: Sequence[int] | None = None, kind: type[Comm] | None = None) -> Any:
-        """A handle of a new communicator; null for no group. ranks: the world's numbers, if the group's are others'."""
+        """A handle of a new communicator; null for no group. ranks: in COMM_WORLD, if `group.ranks` are others."""
         kind = kind or Intracomm
         if group is None:
             return COMM_NULL
         return kind._of(Context(group, group.ranks if ranks is None else ranks))
 
     def _ranks_of(self, group: Any) -> list[int]:
-        """The world's numbers of a new group's ranks. A group made from COMM_SELF numbers its rank anew."""
+        """The ranks in COMM_WORLD of a new group's members; not `group.ranks` in a group made from COMM_SELF."""
         if group is None:
             return []
         return [WORLD.rank] if group.backend == "solo" else list(group.ranks)
@@ -206,7 +206,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     # ---- the end ----
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """End the job: this process ends with the code, and the others' operations fail."""
+        """End the job: this process exits with errorcode & 255, or 1 if that is 0; the others' operations fail."""
         c = self._live()
         print(f"rank {WORLD.rank} called MPI Abort({errorcode})", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):

@@ -14,7 +14,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # mpi4py's name
     """Bytes of memory, as a NumPy array with mpi4py's attributes."""
 
     obj: Any = None
-    format, itemsize_ = "B", 1
+    format = "B"
 
     def __new__(cls, buf: Any) -> buffer:
         data = bytes_of(buf, False).view(cls)

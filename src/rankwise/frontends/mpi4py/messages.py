@@ -124,14 +124,7 @@ class Messages(Handle):
                 if status is not None:
                     status._set(message)
                 return
-        pending = self._begin_receive(buf, source, tag)
-        try:
-            pending.wait()
-        except BaseException:
-            pending.cancel()
-            raise
-        if status is not None:
-            status._set(pending.message)
+        _finish(self._begin_receive(buf, source, tag), status)
 
     def _received_now(self, context: Context, buf: Any, source: int, tag: int) -> tuple[int, int, int] | None:
         """Receive in one call of the engine, and return source, tag and bytes; None if the general way must do it."""
@@ -258,7 +251,7 @@ class Messages(Handle):
                 found = self._look(source, tag, True)
                 assert found is not None
                 source, tag = found.source, found.tag
-                status._set((source, tag, found.count * found.dtype.itemsize))
+                status._set(_described(found))
             elif context.receives.late:
                 context.receives.post_late()
             src, label = context.source(source, tag)
@@ -266,15 +259,7 @@ class Messages(Handle):
                 return context.group.recv_object(src, label)
             except MismatchError:  # the message is a buffer, and still there
                 buf = None
-        pending = self._begin_object(source, tag)
-        try:
-            pending.wait()
-        except BaseException:
-            pending.cancel()
-            raise
-        if status is not None:
-            status._set(pending.message)
-        return pending.result
+        return _finish(self._begin_object(source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request._of(self._begin_object(source, tag))
@@ -329,7 +314,7 @@ class Messages(Handle):
             found = self._look(source, tag, waits)
             if found is None:
                 return False
-            message = (found.source, found.tag, found.count * found.dtype.itemsize)
+            message = _described(found)
         if status is not None:
             status._set(message)
         return True
@@ -351,7 +336,7 @@ class Messages(Handle):
         if found is None:
             return None
         if status is not None:
-            status._set((found.source, found.tag, found.count * found.dtype.itemsize))
+            status._set(_described(found))
         receives = self._live().receives
         arriving = Arriving(receives, found.source, found.tag)
         arriving.done()  # from now on it has the message
@@ -397,6 +382,23 @@ class Message(Handle, root=True):
         return None if found is None else cls(found)
 
     probe, iprobe = Probe, Iprobe
+
+
+def _finish(receiving: Pending, status: Status | None) -> Any:
+    """Wait for a receive, and fill the status; returns its object. An interrupted one is cancelled."""
+    try:
+        receiving.wait()
+    except BaseException:
+        receiving.cancel()
+        raise
+    if status is not None:
+        status._set(receiving.message)
+    return receiving.result
+
+
+def _described(found: Found) -> tuple[int, int, int]:
+    """Source, tag and bytes of a message that a probe has found."""
+    return found.source, found.tag, found.count * found.dtype.itemsize
 
 
 def _warn_of(buf: Any) -> None:

@@ -59,8 +59,8 @@ class ObjectCollectives(Messages):
         def body() -> None:
             receives = c.exchange_ints(sends)
             room = np.empty(sum(receives), np.uint8)
-            call = Call(ALL_TO_ALL_V, address(data), address(room), 0, DType.U8)
-            c.collectives.run(call._replace(send_counts=sends, recv_counts=receives))
+            at = address(data), address(room)
+            c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
             ends = list(accumulate(receives))
             found.extend(room[end - size : end] for end, size in zip(ends, receives, strict=True))
 

@@ -55,7 +55,7 @@ class Request(Handle, root=True):
         return self.test(status)[0]
 
     def Get_status(self, status: Status | None = None) -> bool:
-        """Whether it is complete, without ending it."""
+        """Whether the operation is complete. Unlike `Test`, it does not release the request."""
         if not self._done():
             return False
         if status is not None:
@@ -74,7 +74,7 @@ class Request(Handle, root=True):
         self.Cancel()
 
     def Free(self) -> None:
-        """Let it go on without a handle."""
+        """Release the handle; the operation continues."""
         self._live()
         self._h = None
 

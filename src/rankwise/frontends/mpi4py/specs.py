@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays import dtypes
+from rankwise.contract.operations import divided
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
-from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, as_datatype
+from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, Layout, as_datatype
 from rankwise.frontends.mpi4py.dlpack import array_of
 from rankwise.frontends.mpi4py.errors import error
 
@@ -181,12 +182,7 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
         if count and buf is None:
             raise ValueError(f"message: buffer is None but count is {count}")
     elif (length := memory.size - start) > 0:
-        extent = _extent(kind, "infer count")
-        if length % extent:
-            raise ValueError(
-                f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent}"
-            )
-        entries = length // extent
+        entries = _entries(kind, length)
         if entries % shared:
             raise ValueError(
                 f"message: cannot infer count, number of entries {entries} is not a multiple of required number of "
@@ -204,16 +200,7 @@ def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
     buf, counts, displs, datatype = _parts(spec)
     memory, kind = _memory(buf, datatype, writes, counts)
     if counts is None:
-        entries = 0
-        if memory.size:
-            extent = _extent(kind, "infer count")
-            if memory.size % extent:
-                raise ValueError(
-                    f"message: cannot infer count, buffer length {memory.size} is not a multiple of datatype extent "
-                    f"{extent}"
-                )
-            entries = memory.size // extent
-        counts = [entries // blocks + (i < entries % blocks) for i in range(blocks)]
+        counts = divided(_entries(kind, memory.size) if memory.size else 0, blocks)
     counts = _ints(counts, blocks, "counts")
     if min(counts, default=0) < 0:
         raise ValueError(f"message: counts {counts}: expected 0 or more")
@@ -265,15 +252,7 @@ def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 def _pair(counts: Any) -> tuple[Any, Any]:
     """(counts, displacements) of the second item of a specification."""
-    if isinstance(counts, tuple) and len(counts) == 2 and not _is_int(counts[0]):
-        return counts
-    if isinstance(counts, (tuple, list)) and len(counts) == 2 and isinstance(counts, tuple):
-        return counts
-    return counts, None
-
-
-def _is_int(value: Any) -> bool:
-    return hasattr(value, "__index__")
+    return counts if isinstance(counts, tuple) and len(counts) == 2 else (counts, None)
 
 
 def _memory(buf: Any, datatype: Any, writes: bool, counts: Any) -> tuple[Bytes, Datatype]:
@@ -321,8 +300,6 @@ def _absolute(blocks: list[tuple[Datatype, int, int]]) -> tuple[Bytes, int]:
 
 def _shifted(kind: Datatype, base: int) -> Datatype:
     """The datatype with offsets from `base` instead of absolute addresses."""
-    from rankwise.frontends.mpi4py.datatypes import Layout
-
     one = kind._live()
     return Datatype._of(Layout(one.offsets - base, one.width, one.lb, one.extent, one.basic, one.elements))
 
@@ -333,6 +310,16 @@ def _extent(kind: Datatype, what: str) -> int:
     if kind._h.extent <= 0:
         raise ValueError(f"message: cannot {what}, datatype extent {kind._h.extent}")
     return kind._h.extent
+
+
+def _entries(kind: Datatype, length: int) -> int:
+    """How many elements fill `length` bytes."""
+    extent = _extent(kind, "infer count")
+    if length % extent:
+        raise ValueError(
+            f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent}"
+        )
+    return length // extent
 
 
 def _ints(values: Any, blocks: int, what: str) -> list[int]:

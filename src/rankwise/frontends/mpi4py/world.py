@@ -39,7 +39,7 @@ class World:
             Watch(settings.segment_fd, self.group, settings.timeout).start()
 
     def create_group(self, ranks: Sequence[int], tag: int, made: Callable[[Any, Sequence[int]], Any]) -> Any:
-        """A communicator of these ranks, which alone call it. made: makes it of the group and the world's numbers."""
+        """A communicator of these ranks, which alone call it. made(group, ranks): makes it; ranks: in COMM_WORLD."""
         if self.rank not in ranks:
             return made(None, [])
         if len(ranks) == 1:
