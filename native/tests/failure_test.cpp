@@ -115,6 +115,21 @@ void one_rank_leaves(Comm& c) {
     }
 }
 
+// The others wait for a rank that is late, and none of them for the one that has left.
+void one_rank_leaves_and_one_is_late(Comm& c) {
+    const int last = c.world_size() - 1;
+    if (last < 2) return;
+    for (const bool first_leaves : {true, false})
+        for (const uint64_t count : {0, 1, 100'000}) {
+            auto g = c.split(0, 0);
+            g->set_timeout(5);
+            if (c.rank() == (first_leaves ? 0 : last)) g->close(1);
+            else if (c.rank() != (first_leaves ? last : 0))
+                CHECK_EQ(thrown([&] { count ? sum(*g, count) : g->barrier(); }), "PeerLost");
+            c.barrier();
+        }
+}
+
 void one_rank_aborts(Comm& c) {
     auto g = c.split(0, 0);
     if (c.rank() == 0) g->abort("aborted");
@@ -296,6 +311,7 @@ int main() {
                 text_of_a_mismatch(c);
                 one_rank_is_late(c);
                 one_rank_leaves(c);
+                one_rank_leaves_and_one_is_late(c);
                 one_rank_aborts(c);
                 close_waits_for_started_operations(c);
                 bad_arguments_do_not_fail_the_group(c);

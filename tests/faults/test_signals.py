@@ -24,7 +24,7 @@ def test_one_rank(trial: Trial, name: str) -> None:
     call = trial.rng.choice(BLOCKED)
     with Workers(trial, n, "blocked", kept, call) as workers:
         workers.all("blocked")
-        trial.moment(0.3)
+        trial.moment(trial.rng.choice([0.001, 0.3]))
         at = workers.signal(victim, signum)
         if signum == signal.SIGINT:
             interrupted = workers.one("error", victim)
