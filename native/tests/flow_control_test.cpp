@@ -172,6 +172,29 @@ int main() {
             }
         },
         60, keeping(100000, true));
+    // A program that looks for a later message in a loop, and never sleeps, lets the sender of a long one go on.
+    ranks::run(2, [](Comm& c) {
+        const auto out = message(0, 1, 100'000), last = message(0, 2, 10);
+        for (const bool probes : {true, false}) {
+            if (c.rank() == 0) {
+                c.send_now(out.data(), out.size(), DType::I64, 1, 0);
+                c.send_now(last.data(), last.size(), DType::I64, 1, 1);
+            } else {
+                std::vector<int64_t> in(out.size()), later(last.size());
+                if (probes) {
+                    while (!c.probe(0, 1)) {
+                    }
+                    c.recv_now(later.data(), later.size(), DType::I64, 0, 1);
+                } else {
+                    const auto r = c.recv(later.data(), later.size(), DType::I64, 0, 1);
+                    while (!r->done()) {
+                    }
+                }
+                c.recv_now(in.data(), in.size(), DType::I64, 0, 0);
+                CHECK(in == out && later == last, "both messages");
+            }
+        }
+    });
     // A rank that leaves takes its offers back.
     ranks::run(
         2,

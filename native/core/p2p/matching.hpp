@@ -27,7 +27,7 @@ struct Message {
     std::optional<Offer> offer{};
     Memory kept{};                                             // the bytes, until a receive matches
     std::shared_ptr<Request> receive{};                        // the matching receive
-    Links<Message> in_queue{}, of_source{}, in_all{};          // until a receive matches
+    Links<Message> in_queue{}, of_source{}, in_all{}, in_offered{};  // until a receive matches
     std::shared_ptr<Message> held{};                           // itself, while it is in these lists
     bool offered() const { return offer && !offer->fetched; }  // its data is still with its sender
 };
@@ -117,9 +117,10 @@ public:
         queues_.at(key(*m)).append(*m);
         from_[size_t(m->from)].append(*m);
         all_.append(*m);
+        if (m->offered()) offered_.append(*m);
         bytes_ += kept_bytes(*m);
     }
-    // A message that a receive had matched: it comes before those that arrived later.
+    // A message that was removed, and whose data is here: it comes before those that arrived later.
     void put_back(const std::shared_ptr<Message>& m) {
         m->held = m;
         queues_.at(key(*m)).put_back(*m);
@@ -133,7 +134,15 @@ public:
         queues_.remove(key(m), m);
         from_[size_t(m.from)].remove(m);
         all_.remove(m);
+        if (m.offered()) offered_.remove(m);
         return std::move(m.held);
+    }
+    // Calls f with each message whose data is still with its sender; f may remove it.
+    template <class F> void for_each_offered(F&& f) const {
+        for (Message *m = offered_.first(), *next; m; m = next) {
+            next = offered_.after(*m);
+            f(*m);
+        }
     }
     // The first message that a receive from `from` with `tag`, either of which may be kAny, matches.
     Message* first_for(int from, int tag) const {
@@ -153,6 +162,7 @@ private:
     static uint64_t key(const Message& m) { return matching_key(m.from, m.header.tag); }
 
     LinkedList<Message, &Message::in_all> all_;
+    LinkedList<Message, &Message::in_offered> offered_;
     std::vector<LinkedList<Message, &Message::of_source>> from_;
     Queues<Message, &Message::in_queue> queues_;
     uint64_t bytes_ = 0;

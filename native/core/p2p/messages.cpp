@@ -225,7 +225,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
     m->at = r->data_ + here;
     attach(r, m);
     if (m->offered()) {
-        fetch(*m);
+        fetch(m);
         send_answers(m->from);
     }
     if (!m->left) finish(*m);
@@ -365,7 +365,9 @@ std::optional<Arrival> Messages::arrival(int from, int tag) {
 std::optional<Arrival> Messages::probe(int from, int tag) {
     const auto lock = lock_requests();
     check_open("probe");
-    return arrival(from, tag);
+    const auto found = arrival(from, tag);
+    if (!found) take_offers();  // a program that probes in a loop waits like one that sleeps
+    return found;
 }
 
 bool Messages::accepts(const Request& r, const Header& h) {
@@ -412,16 +414,15 @@ std::vector<std::shared_ptr<Request>> Messages::take_failed() {
     return std::move(failed_);
 }
 
-// A header has been read: match the message to a posted receive, or keep it. offer: its data is still with its sender.
-// Returns null if that has cancelled it.
+// A header has been read: match the message to a posted receive, or keep it. offer: its data is still with its sender,
+// and is fetched if there is a receive. Returns null if the sender has cancelled it.
 std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::optional<Offer> offer) {
     Request* const posted = receives_.first_for(from, h.tag);
-    const bool fetched = posted || h.bytes <= room();
     Memory memory;  // before anything changes, since there may be none
-    if (posted && accepts(*posted, h) ? posted->unsized() : !offer || fetched) memory = Memory(h.bytes);
+    if (posted && accepts(*posted, h) ? posted->unsized() : !offer || posted) memory = Memory(h.bytes);
     auto m =
         std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
-    if (m->offer && fetched && !claim(*m)) return nullptr;
+    if (m->offer && posted && !claim(*m)) return nullptr;
     ++arrivals_;
     while (Request* const next = receives_.first_for(from, h.tag)) {
         const std::shared_ptr<Request> r = next->held_;

@@ -146,7 +146,8 @@ private:
     bool claim(Message& message);
     bool cancelled(Message& message);
     Message* first_arrived(int from, int tag, Request* wanted);
-    void fetch(Message& message);
+    void fetch(const std::shared_ptr<Message>& message);
+    void take_offers();
     void answer(int from, const Header& header);
     void send_answers(int to);
     void cancel_offer(const Request& send);

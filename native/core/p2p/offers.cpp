@@ -78,12 +78,13 @@ bool Messages::cancelled(Message& m) {
 }
 
 // The message is claimed and has memory: copy the data there, or request it.
-void Messages::fetch(Message& m) {
+void Messages::fetch(const std::shared_ptr<Message>& message) {
+    Message& m = *message;
     Offer& offer = *m.offer;
     auto& answers = outgoing_[m.from].answers;
     offer.fetched = true;
     if (offer.parts.empty()) {
-        incoming_[m.from].requested.emplace(offer.number, m.receive ? m.receive->message_ : m.held);
+        incoming_[m.from].requested.emplace(offer.number, message);
         answers.push_back(Header::about_offer(Form::Request, offer.number));
         return;
     }
@@ -99,6 +100,24 @@ void Messages::fetch(Message& m) {
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     answers.push_back(Header::about_offer(Form::Copied, offer.number));
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
+}
+
+// Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep
+// does this: their senders may have to go on before this rank can. A receive that follows soon saves the copy.
+void Messages::take_offers() {
+    arrived_.for_each_offered([&](Message& m) {
+        if (m.header.bytes > room()) return;
+        Memory memory(m.header.bytes);
+        const std::shared_ptr<Message> taken = arrived_.remove(m);
+        if (claim(m)) {
+            m.kept = std::move(memory);
+            m.at = m.kept.data();
+            fetch(taken);
+            arrived_.put_back(taken);
+        }
+        send_answers(m.from);
+    });
+    publish_room();
 }
 
 void Messages::send_answers(int to) {

@@ -107,6 +107,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     const auto check = [&] {
         check_peers(request, done);
         foreground.publish();
+        if (const auto lock = lock_requests(); !closing_) take_offers();
     };
     PeerSlot& own = own_slot();
     if (waiter.sleep({own.message_notifications, &own.message_sleepers}, try_once, check)) return true;
@@ -209,6 +210,7 @@ InBackground::Next Messages::advance() noexcept {
         waited_ = waiting_ > 0;
         try {
             if (progress()) return Next::Again;
+            if (progress_ == Progress::Wakeable) take_offers();
         } catch (const Error&) {           // the group has failed
         } catch (const std::exception&) {  // no memory for a message that nobody receives yet
             fail_group(group_, Cause::PeerLost, rank_, 0,

@@ -178,7 +178,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
             overwritten("an offer", from, rank_);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->at) {  // it has memory, its own or that of a receive
-            fetch(*m);
+            fetch(m);
             if (!m->left) finish(*m);
         }
         break;
