@@ -25,11 +25,11 @@ struct Message {
     uint8_t* at;       // where the next one goes
     uint64_t number_;  // in the order of arrival at this rank
     std::optional<Offer> offer{};
-    Memory kept{};                                             // the bytes, until a receive matches
-    std::shared_ptr<Request> receive{};                        // the matching receive
+    Memory kept{};                                                   // the bytes, until a receive matches
+    std::shared_ptr<Request> receive{};                              // the matching receive
     Links<Message> in_queue{}, of_source{}, in_all{}, in_offered{};  // until a receive matches
-    std::shared_ptr<Message> held{};                           // itself, while it is in these lists
-    bool offered() const { return offer && !offer->fetched; }  // its data is still with its sender
+    std::shared_ptr<Message> held{};                                 // itself, while it is in these lists
+    bool offered() const { return offer && !offer->fetched; }        // its data is still with its sender
 };
 
 inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)) << 32 | uint32_t(tag); }
