@@ -97,7 +97,7 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
         request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
                                  received.arrival, timeout, released.options());
     }
-    if (request && object && received.arrival.count <= tuning::kShortObject) {
+    if (request && object && received.arrival.count <= tuning::kShortMessage) {
         const Memory memory = request->take_memory();
         received.block = nb::bytes(memory.data(), size_t(received.arrival.count));
     } else if (request) {

@@ -7,7 +7,7 @@ namespace rankwise {
 bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
                           bool object) {
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > (object ? tuning::kShortObject : tuning::kShortMessage) || to == rank_) return false;
+    if (bytes > tuning::kShortMessage || to == rank_) return false;
     const auto lock = lock_requests(options);
     Outgoing& out = outgoing_[to];
     if (closing_ || !out.idle() || group_.failed()) return false;
@@ -61,7 +61,7 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
             const Header h = c->header(at);
-            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortObject ||
+            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortMessage ||
                 (tag != kAny && h.tag != tag) || receives_.first_for(p, h.tag))
                 return std::nullopt;
             uint8_t* const data = accept(h);
