@@ -49,7 +49,7 @@ TOP = {"__init__.py", "initialize.py", "trace.py"}
 # ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"copy_blocks", "describe"},
-    "group": {"HostEvents", "HostStream", "check_plain", "is_basic", "load_basic"},
+    "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_basic"},
     "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {
         "Operation",

@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
     bind_trace(m);
     bind_totals(m);
     bind_registered(m);
+    bind_words(m);
 }

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from rankwise.contract.work import Work
     from rankwise.group.default_group import default_group as _default
     from rankwise.group.default_group import registered
+    from rankwise.group.farm import TaskError
     from rankwise.group.group import Group
     from rankwise.group.mesh import Mesh
     from rankwise.group.messages import Received
+    from rankwise.group.sharing import Counter, Lock
     from rankwise.group.work import wait_all, wait_any
     from rankwise.initialize import init
     from rankwise.launch.spawn import spawn
@@ -94,8 +96,10 @@ __all__ = [
     "BackendUnavailable",
     "ClosedError",
     "CollectiveTimeout",
+    "Counter",
     "DType",
     "Group",
+    "Lock",
     "Mesh",
     "Message",
     "MismatchError",
@@ -103,6 +107,7 @@ __all__ = [
     "RankwiseError",
     "Received",
     "ReduceOp",
+    "TaskError",
     "UnsupportedError",
     "Work",
     "__version__",
@@ -167,6 +172,8 @@ __all__ = [
 
 _MODULES = {
     "rankwise.group.mesh": ("Mesh",),
+    "rankwise.group.sharing": ("Counter", "Lock"),
+    "rankwise.group.farm": ("TaskError",),
     "rankwise.group.messages": ("Received",),
     "rankwise.group.default_group": ("registered",),
     "rankwise.group.group": ("Group",),

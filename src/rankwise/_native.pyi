@@ -535,6 +535,24 @@ def load_basic(stream: bytes, constructor: tuple[str, str]) -> Any:
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""
 
+class Words:
+    """Words of 64 bits, aligned, in memory that several processes map."""
+
+    def __init__(self, memory: object, address: int, count: int) -> None:
+        """memory: what keeps the words mapped."""
+
+    def add(self, index: int, n: int) -> int:
+        """Add n to a word; returns its value before."""
+
+    def swap_if(self, index: int, before: int, after: int) -> bool:
+        """Give a word the value `after` if it has the value `before`; returns whether it had."""
+
+    def sleep_while(self, index: int, value: int, seconds: float) -> None:
+        """Sleep while a word has this value, for at most so long, or until a signal comes."""
+
+    def wake(self, index: int) -> None:
+        """Wake all who sleep while this word has some value."""
+
 class CallLock:
     """Serialises the calls of a communicator in Python. `with` locks it for several calls, or for other work.
 

@@ -34,6 +34,7 @@ from rankwise.contract.operations import (
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
+from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Completed, Work
 
 T = TypeVar("T")
@@ -340,6 +341,13 @@ class Communicator(Collectives, Closeable):
         Returns:
             An object with `__array_interface__` that owns the memory and may outlive the communicator, or None if the
             backend has no registered memory.
+        """
+        return None
+
+    def words(self, number: int) -> SharedWords | None:
+        """So many integers of 64 bits, all 0, which the ranks change by single indivisible steps. Collective.
+
+        Only groups whose ranks are on several hosts call this. Returns None if the backend has no such operation.
         """
         return None
 

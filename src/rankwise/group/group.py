@@ -17,6 +17,7 @@ from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
+from rankwise.group.farm import Farming
 from rankwise.group.guessed_names import Guessed, guesses, parameters
 from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
@@ -25,6 +26,7 @@ from rankwise.group.p2p import PointToPoint
 from rankwise.group.persistent import PersistentOperations
 from rankwise.group.recovery import Recovery
 from rankwise.group.scan import Scans
+from rankwise.group.sharing import Sharing
 from rankwise.group.streams import GroupStream
 from rankwise.group.vector import VectorCollectives
 from rankwise.system.membership import LEFT_OUT, MEMBER, Membership
@@ -35,6 +37,8 @@ class Group(
     Collectives,
     VectorCollectives,
     Scans,
+    Farming,
+    Sharing,
     ObjectCollectives,
     PointToPoint,
     Messages,
@@ -204,6 +208,20 @@ class Group(
             part.ranks = tuple(self.ranks[former] for former in comm.former_ranks)
         return part
 
+    def split_local(self, name: str | None = None) -> Group:
+        """Collective: a new group of the ranks of this rank's host, in their order.
+
+        These are the ranks that can share memory, so containers of one machine may be several hosts. The number of a
+        rank in it is the rank's local rank. As MPI's Split_type with COMM_TYPE_SHARED.
+
+        Example:
+            >>> local = group.split_local()
+            >>> local.world_size, local.rank == group.rank
+            (2, True)
+            >>> local.close()
+        """
+        return self.split(self._hosts.of[self.rank], self.rank, name or f"{self.name}.local")
+
     def subgroup(self, ranks: Sequence[int], name: str | None = None) -> Group | None:
         """Collective: a new group of `ranks`, in that order; None on a rank that is not among them.
 
@@ -348,6 +366,7 @@ class Group(
             timeout = check_wait(timeout, optional=False)
             self._closed = True
             self.pending.before_close()
+            self.close_hosts(timeout)
             self.comm.close(timeout)
             self.pending.close()
 

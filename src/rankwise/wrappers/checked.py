@@ -13,6 +13,7 @@ from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
+from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 
 
@@ -36,6 +37,9 @@ class CheckedCommunicator(ComparingCommunicator):
 
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         return self._inner.allocate(nbytes, zeroed)
+
+    def words(self, number: int) -> SharedWords | None:
+        return self._inner.words(number)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._inner.allocating()

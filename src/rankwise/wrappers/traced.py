@@ -19,6 +19,7 @@ from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType
+from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -192,6 +193,9 @@ class TracedCommunicator(Communicator):
 
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         return self._inner.allocate(nbytes, zeroed)
+
+    def words(self, number: int) -> SharedWords | None:
+        return self._inner.words(number)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._inner.allocating()

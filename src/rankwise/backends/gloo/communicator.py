@@ -36,10 +36,12 @@ from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
+from rankwise.backends.gloo.words import StoreWords
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.process_identity import ProcessIdentity
 from rankwise.system.settings import Settings
@@ -100,7 +102,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._store = store
         self._device = device
         self._serves = serves
-        self._splits = 0
+        self._splits = self._words = 0
         peers = Roster(exchange, ProcessIdentity.own().text())
         try:
             self._transport = Transport(peers.store, device, rank, world_size, timeout)
@@ -118,6 +120,10 @@ class GlooCommunicator(ComposedCommunicator):
 
     def _timeout_set(self, timeout: float) -> None:
         self._transport.set_timeout(timeout)
+
+    def words(self, number: int) -> SharedWords:
+        self._words += 1
+        return StoreWords(self._store.under(f"words {self._words}"), number)
 
     # ---- point-to-point ----
 

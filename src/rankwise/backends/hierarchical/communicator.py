@@ -52,6 +52,7 @@ from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.contract.words import SharedWords
 from rankwise.system import locality
 from rankwise.system.settings import Settings
 
@@ -172,6 +173,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         return self._local.allocate(nbytes, zeroed)
+
+    def words(self, number: int) -> SharedWords | None:
+        return self._flat.words(number)
 
     def allocating(self) -> AbstractContextManager[None]:
         return self._local.allocating()

@@ -30,12 +30,14 @@ from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG
+from rankwise.backends.mpi.words import WindowWords
 from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.message import ANY
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.contract.words import SharedWords
 from rankwise.contract.work import COMPLETE, Work
 from rankwise.system.settings import Settings
 
@@ -106,6 +108,7 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm = comm
         self._mpi = MPI
         self._tolerance = tolerance
+        self._words: list[WindowWords] = []
         self._recovering = ""
         self._recoveries = 0
         self._returned = False  # from MPI, with an error
@@ -130,6 +133,10 @@ class MpiCommunicator(ComposedCommunicator):
 
     def _timeout_set(self, timeout: float) -> None:
         self._channel.timeout = timeout
+
+    def words(self, number: int) -> SharedWords:
+        self._words.append(WindowWords(self._transport, number))
+        return self._words[-1]
 
     # ---- point-to-point ----
 
@@ -391,4 +398,6 @@ class MpiCommunicator(ComposedCommunicator):
             return
         self._channel.flush(end)
         self._peers.close()
+        for words in self._words:
+            words.free()
         self._comm.Free()

@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -33,6 +32,7 @@ from rankwise.meeting.connection import close_all
 from rankwise.meeting.gathering import ANSWER, join, lead, opened, ranks_late
 from rankwise.meeting.served_store import StoreClient, StoreServer
 from rankwise.system import locality
+from rankwise.system.host_memory import user_of
 from rankwise.system.settings import Settings
 
 _RETRY = 0.01  # seconds between two attempts to listen
@@ -206,19 +206,12 @@ def _listening(address: bytes, end: float) -> Iterator[socket.socket]:
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:
-    return _user(connection) == os.geteuid()
-
-
-def _user(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
+    return user_of(connection) == os.geteuid()
 
 
 def _check_listener(connection: socket.socket) -> None:
     """Raise UnsupportedError if the process that listens at the other end runs as another user."""
-    if (uid := _user(connection)) != os.geteuid():
+    if (uid := user_of(connection)) != os.geteuid():
         raise UnsupportedError(
             "init",
             "shm",

@@ -1,0 +1,326 @@
+"""A task farm: tasks dealt to the ranks as these become free, with one rank that collects the results."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.message import ANY
+from rankwise.contract.public import public
+from rankwise.contract.work import Work
+from rankwise.group.messages import Messages
+from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
+from rankwise.group.p2p import PointToPoint
+from rankwise.group.sharing import Counter, Sharing
+
+
+@public
+class TaskError(RankwiseError):
+    """A task of `group.map` or `group.imap` raised an error. The message ends with the traceback on its rank.
+
+    Attributes:
+        task: the task's number, its index in `tasks`.
+        rank: the rank on which it ran.
+
+    Example:
+        >>> try:
+        ...     group.map(lambda x: 1 // x, [1, 0])
+        ... except rw.TaskError as error:
+        ...     print(error.task, str(error).splitlines()[-1])
+        ... else:
+        ...     print("1 ZeroDivisionError: integer division or modulo by zero")
+        1 ZeroDivisionError: integer division or modulo by zero
+    """
+
+    def __init__(self, text: str, task: int, rank: int) -> None:
+        super().__init__(text)
+        self.task, self.rank = task, rank
+
+
+class _Outcome(NamedTuple):
+    """What became of a task: its result, or, if it raised an error, the error's text and the rank."""
+
+    value: Any
+    error: str | None = None
+    rank: int = 0
+
+    def result(self, task: int) -> Any:
+        if self.error is None:
+            return self.value
+        raise TaskError(f"task {task} raised an error on rank {self.rank}:\n{self.error}", task, self.rank)
+
+
+class _Team(Sharing, PointToPoint, Messages):
+    """The ranks that work, in a group of their own, so that their messages match no others."""
+
+    def close(self) -> None:
+        self.pending.before_close()
+        self.close_hosts()
+        self.comm.close()
+        self.pending.close()
+
+
+_OUTCOME = 1  # the tag of outcomes
+_FOR_EVER = 1e9  # seconds: a task may take as long as it likes, and a loss ends every wait
+
+
+class _Farm:
+    """One rank's part of one call of map.
+
+    It goes in rounds: dst says which tasks are to be done, or that none is; the ranks take them in turn from a counter,
+    and send dst the outcomes; each says when it finds no more. If a rank is lost, the others begin another round with
+    the tasks whose outcomes are lost.
+
+    fn, dst, trusted: as in `map`. parts: on dst, the encoded tasks. members: the rank in the group of each of the
+    team.
+    """
+
+    def __init__(
+        self, fn: Callable[[Any], Any], parts: list[Parts], dst: int, trusted: bool, team: _Team, members: list[int]
+    ) -> None:
+        self._fn, self._parts, self._dst, self._trusted = fn, parts, dst, trusted
+        self._team, self._members = team, members
+        self._rank = members[team.rank]
+        self._outcomes: dict[int, _Outcome] = {}  # by task: on dst all that are known, elsewhere this rank's own
+        self._counter: Counter | None = None  # of the present round
+        self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks
+        self._helping = 0  # how many of the other ranks still take tasks
+        self._dropped = False  # dst wants no more outcomes
+        team.comm.timeout = _FOR_EVER
+
+    def help(self) -> None:
+        """On the ranks other than dst: work until all tasks are done."""
+        try:
+            while self._unless_lost(self._help_once):
+                pass
+        finally:
+            self._team.close()
+
+    def collect(self) -> Iterator[_Outcome]:
+        """On dst: work, and yield the outcomes in order."""
+        shown = 0
+        try:
+            while self._unless_lost(self._collect_once):
+                while shown in self._outcomes:
+                    yield self._outcomes[shown]
+                    shown += 1
+        except GeneratorExit:
+            self._dropped = True
+            while self._unless_lost(self._collect_once):
+                pass
+            raise
+        finally:
+            self._team.close()
+
+    def _help_once(self) -> bool:
+        """One round. Returns False if there is nothing to do."""
+        self._begin([])
+        if self._counter is None:
+            return False
+        sending = [self._send(number) for number in self._rest()]
+        sending.append(self._team.isend_object(None, self._root, _OUTCOME))
+        for work in sending:
+            work.wait()
+        return True
+
+    def _collect_once(self) -> bool:
+        """One step: the beginning or the end of a round, the outcome of another rank, or a task. False: all is done."""
+        if self._counter is None:
+            self._begin([] if self._dropped else [n for n in range(len(self._parts)) if n not in self._outcomes])
+            return self._counter is not None
+        if self._helping and self._team.probe(ANY, _OUTCOME) is not None:
+            self._receive()
+        elif not self._dropped and next(self._rest(), None) is not None:
+            pass
+        elif self._helping:
+            if self._dropped:
+                self._counter.add(len(self._tasks))  # the others find no more
+            self._receive()
+        else:
+            self._counter = None
+        return True
+
+    @property
+    def _root(self) -> int:
+        return self._members.index(self._dst)
+
+    def _begin(self, numbers: Sequence[int]) -> None:
+        """Begin a round with these tasks of dst's, if there are any."""
+        plan = self._team.broadcast_object([(number, length_of(self._parts[number])) for number in numbers], self._root)
+        self._counter = None
+        if plan:
+            blocks = assemble(*(self._parts[number] for number in numbers)) if numbers else None
+            shared = self._team.share(blocks, self._root)
+            self._tasks, at = [], 0
+            for number, size in plan:
+                self._tasks.append((number, shared[at : at + size]))
+                at += aligned(size)
+            self._counter, self._helping = self._team.counter(), self._team.world_size - 1
+
+    def _rest(self) -> Iterator[int]:
+        """Take tasks until none is left, and yield the number of each when it is done."""
+        assert self._counter is not None
+        while (at := self._counter.next()) < len(self._tasks):
+            number, block = self._tasks[at]
+            try:
+                value = self._fn(read(block, self._trusted, self._dst))
+                parts_of(value, self._trusted)  # raises if it cannot be sent
+                self._outcomes[number] = _Outcome(value)
+            except PeerLostError:
+                raise
+            except Exception:  # noqa: BLE001 - whatever a task raises is its outcome
+                self._outcomes[number] = _Outcome(None, traceback.format_exc(), self._rank)
+            yield number
+
+    def _send(self, number: int) -> Work[None]:
+        message = (number, *self._outcomes[number])
+        return self._team.isend_object(message, self._root, _OUTCOME, allow_pickle=self._trusted)
+
+    def _receive(self) -> None:
+        """Receive an outcome of another rank, or that it finds no more tasks."""
+        message = self._team.recv_object(ANY, _OUTCOME, allow_pickle=self._trusted)
+        if message is None:
+            self._helping -= 1
+        else:
+            number, *outcome = message
+            self._outcomes[number] = _Outcome(*outcome)
+
+    def _unless_lost(self, step: Callable[[], bool]) -> bool:
+        """Take a step; if a rank is lost, go on without it, and return True."""
+        try:
+            return step()
+        except PeerLostError as lost:
+            self._go_on(lost)
+            return True
+
+    def _go_on(self, lost: PeerLostError) -> None:
+        """Begin again with the ranks that live, of which dst gets the outcomes that it may not have received."""
+        while True:
+            if lost.rank == self._team.rank:
+                raise lost
+            try:
+                comm = self._team.comm.shrink()
+            except UnsupportedError:
+                raise lost from None
+            former = comm.former_ranks
+            assert former is not None
+            self._team.close()
+            self._team, self._members = _Team(comm, self._team.name), [self._members[rank] for rank in former]
+            comm.timeout = _FOR_EVER
+            self._counter = None
+            if self._dst not in self._members:
+                raise lost
+            try:
+                own = {} if self._rank == self._dst else {n: tuple(each) for n, each in self._outcomes.items()}
+                for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._trusted) or ():
+                    self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
+                return
+            except PeerLostError as again:
+                lost = again
+
+
+class Farming(Sharing):
+    """Operations that run functions on the ranks."""
+
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        tasks: Iterable[Any] | None = None,
+        dst: int = 0,
+        *,
+        allow_pickle: bool | None = None,
+    ) -> list[Any] | None:
+        """Call fn(task) for each task, on whichever rank is free, and return the results on rank `dst`.
+
+        Collective: every rank calls it and works, dst too. A rank takes its next task when it has finished one. A rank
+        that dies loses only the task that it was at, which another one does; the group itself has then failed, as after
+        any loss, and may be shrunk.
+
+        Args:
+            fn: the function, on every rank. It may not call operations of this group.
+            tasks: plain data, as in `broadcast_object`, or with allow_pickle any objects; read only on rank `dst`.
+                Arrays in them are read-only in fn.
+            allow_pickle: as in `broadcast_object`, for tasks and results.
+
+        Returns:
+            The results in the order of the tasks, on rank `dst`; None elsewhere.
+
+        Raises:
+            TaskError: on rank `dst`, when all tasks are done: the error of the first task that raised one.
+            PeerLostError: rank `dst` was lost, or a rank was, and the backend cannot go on without it.
+
+        Example:
+            >>> group.map(lambda x: x * x, range(5) if group.rank == 0 else None) == (
+            ...     [0, 1, 4, 9, 16] if group.rank == 0 else None
+            ... )
+            True
+        """
+        outcomes = list(self._outcomes(fn, tasks, dst, self._trusted(allow_pickle)))
+        if self.rank != dst:
+            return None
+        return [outcome.result(task) for task, outcome in enumerate(outcomes)]
+
+    def imap(
+        self,
+        fn: Callable[[Any], Any],
+        tasks: Iterable[Any] | None = None,
+        dst: int = 0,
+        *,
+        allow_pickle: bool | None = None,
+    ) -> Iterator[Any]:
+        """As `map`, but on rank `dst` an iterator: it yields each result as soon as it and those before it are there.
+
+        While rank `dst` waits for the next result, it works itself. On the other ranks the call returns an empty
+        iterator when all tasks are done. If the iterator is dropped, the tasks that nobody has begun are not done.
+
+        Raises:
+            TaskError: when the iterator reaches that task; it may then be continued.
+
+        Example:
+            >>> for root in group.imap(math.sqrt, [1, 4, 9] if group.rank == 0 else None):
+            ...     assert root in (1, 2, 3)
+        """
+        outcomes = self._outcomes(fn, tasks, dst, self._trusted(allow_pickle))
+        if self.rank != dst:
+            return iter(list(outcomes))
+        return _Results(outcomes)
+
+    def _outcomes(
+        self, fn: Callable[[Any], Any], tasks: Iterable[Any] | None, dst: int, trusted: bool
+    ) -> Iterator[_Outcome]:
+        """On dst the tasks' outcomes in order; nothing elsewhere, after all tasks have been done."""
+        dst = self._rank(dst, "dst")
+        if not callable(fn):
+            raise TypeError(f"fn={fn!r}: expected a function of one argument")
+        parts: list[Parts] = []
+        if self.rank == dst:
+            if tasks is None:
+                raise TypeError("tasks=None: expected the tasks, on rank dst")
+            parts = [parts_of(task, trusted) for task in tasks]
+        comm = self.comm.split(0, self.rank)
+        assert comm is not None
+        team = _Team(comm, f"{self.name}.map")
+        work = _Farm(fn, parts, dst, trusted, team, list(range(self.world_size)))
+        if self.rank == dst:
+            return work.collect()
+        work.help()
+        return iter(())
+
+
+class _Results(Iterator[Any]):
+    """The results of outcomes."""
+
+    def __init__(self, outcomes: Iterator[_Outcome]) -> None:
+        self._numbered = enumerate(outcomes)
+        self._outcomes = outcomes
+
+    def __next__(self) -> Any:
+        task, outcome = next(self._numbered)
+        return outcome.result(task)
+
+    def __del__(self) -> None:
+        close = getattr(self._outcomes, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,433 @@
+"""What the ranks of a host share: one copy of an array, counters and locks."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from math import prod
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from rankwise._native import Words, available_memory
+from rankwise.arrays.base import bytes_of
+from rankwise.arrays.buffers import dtype_argument, shape_argument, source
+from rankwise.arrays.dtypes import DTYPES
+from rankwise.arrays.numpy import NUMPY
+from rankwise.arrays.torch import TORCH
+from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import Collectives, Communicator, complete
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.public import public
+from rankwise.contract.timeouts import check_wait
+from rankwise.contract.types import DTYPE_NAMES, DType
+from rankwise.contract.words import SharedWords
+from rankwise.group.objects import ObjectCollectives
+from rankwise.system.host_memory import Handover, create, mapped, take
+from rankwise.system.locality import mark
+
+_LOOK = 0.1  # seconds after which a rank that waits for a lock looks whether its holder lives
+_HOLDER, _SLEEPERS = 0, 1  # the words of a lock
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@public
+class Counter:
+    """A number that all ranks of a group count on; `group.counter()` makes it. Any thread may use it.
+
+    It is not collective: each rank counts when it likes. It works as long as this object lives, also after its group
+    was closed or has failed, if all ranks are on one host.
+
+    Example:
+        >>> tickets = group.counter()
+        >>> drawn = [tickets.next() for _ in range(3)]
+        >>> sorted(sum(group.all_gather_object(drawn), []))
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(self, words: SharedWords) -> None:
+        self._words = words
+
+    def next(self) -> int:
+        """The next number: each of 0, 1, 2 and so on is returned once, over all ranks.
+
+        Example:
+            >>> counter = group.counter()
+            >>> counter.next() in (0, 1)
+            True
+        """
+        return self._words.add(0, 1)
+
+    def add(self, n: int) -> int:
+        """Add `n`, which may be negative, and return the value before. The value wraps around at 2**63.
+
+        Example:
+            >>> counter = group.counter()
+            >>> before = counter.add(10)
+            >>> group.barrier()
+            >>> before in (0, 10), counter.value
+            (True, 20)
+        """
+        return self._words.add(0, n)
+
+    @property
+    def value(self) -> int:
+        """The value now: how many numbers `next` has returned, if nobody has called `add`.
+
+        Example:
+            >>> group.counter().value
+            0
+        """
+        return self._words.add(0, 0)
+
+
+@public
+class Lock:
+    """A lock that one thread of one rank of the group holds at a time; `group.lock()` makes it.
+
+    A context manager: `with lock: ...`. If a rank dies while it holds the lock, the next one gets it, a warning is
+    logged, and `abandoned_by` says so: what the lock protects may be half done. The thread that holds the lock must not
+    acquire it again. What a rank wrote to shared memory while it held the lock is seen by the ranks that hold it later.
+
+    Attributes:
+        abandoned_by: the rank that died while it held the lock, if this rank got it from there; else None. It is set by
+            each `acquire`.
+
+    Example:
+        >>> lock, total = group.lock(), group.shared_zeros(1)
+        >>> with lock:
+        ...     total += 1
+        >>> group.barrier()
+        >>> total.tolist()
+        [2.0]
+    """
+
+    def __init__(self, words: SharedWords, comm: Communicator) -> None:
+        self._words, self._comm = words, comm
+        self._marks = itertools.count(comm.rank + 1, comm.world_size)  # each acquisition's differs from all others'
+        self._mark = 0
+        self.abandoned_by: int | None = None
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Wait until this rank holds the lock.
+
+        Args:
+            timeout: seconds, by default the group's timeout.
+
+        Raises:
+            CollectiveTimeout: another holds it. It names the rank, and the group stays usable.
+
+        Example:
+            >>> lock = group.lock()
+            >>> lock.acquire(timeout=5)
+            >>> lock.release()
+        """
+        mine = next(self._marks)
+        if self._words.swap_if(_HOLDER, 0, mine):
+            self._mark, self.abandoned_by = mine, None
+            return
+        limit = self._comm.timeout if timeout is None else check_wait(timeout)
+        self._words.add(_SLEEPERS, 1)
+        try:
+            self._mark, self.abandoned_by = mine, self._wait(mine, limit)
+        finally:
+            self._words.add(_SLEEPERS, -1)
+        if self.abandoned_by is not None:
+            logging.getLogger("rankwise").warning(
+                "rank %d got a lock that rank %d held when it was lost: what it protects may be half done",
+                self._comm.rank,
+                self.abandoned_by,
+            )
+
+    def release(self) -> None:
+        """Let the next one have the lock.
+
+        Raises:
+            RuntimeError: this rank does not hold it.
+
+        Example:
+            >>> lock = group.lock()
+            >>> try:
+            ...     lock.release()
+            ... except RuntimeError as error:
+            ...     print(error)
+            release: this rank does not hold the lock
+        """
+        if not self._words.swap_if(_HOLDER, self._mark, 0):
+            raise RuntimeError("release: this rank does not hold the lock")
+        if self._words.add(_SLEEPERS, 0):
+            self._words.wake(_HOLDER)
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _wait(self, mine: int, limit: float) -> int | None:
+        """Returns the rank that died while it held the lock, or None."""
+        end, look = time.monotonic() + limit, time.monotonic() + _LOOK
+        while True:
+            holder = self._words.add(_HOLDER, 0)
+            if not holder:
+                if self._words.swap_if(_HOLDER, 0, mine):
+                    return None
+                continue
+            rank = (holder - 1) % self._comm.world_size
+            now = time.monotonic()
+            if now >= look:
+                look = now + _LOOK
+                if rank in self._lost() and self._words.swap_if(_HOLDER, holder, mine):
+                    return rank
+            if now >= end:
+                text = f"the lock was not free within {limit:.3g} s: rank {rank} holds it"
+                raise CollectiveTimeout(text, limit=limit, operation="lock", missing=(rank,))
+            self._words.sleep_while(_HOLDER, holder, min(look, end) - now)
+
+    def _lost(self) -> dict[int, str]:
+        try:
+            return self._comm.failed()
+        except UnsupportedError:  # this engine ends the job when a rank dies
+            return {}
+
+
+class _Hosts:
+    """The hosts of a group's ranks.
+
+    of: each rank's host, numbered in the order of their first ranks. local: the operations among this host's ranks.
+    between: those among the hosts' first ranks, on these if there are several hosts. parts: the communicators made.
+    """
+
+    def __init__(self, group: ObjectCollectives, own_mark: bytes) -> None:
+        marks = group.all_gather_object(own_mark)
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(marks))}
+        self.of = [numbers[each] for each in marks]
+        self.number = len(numbers)
+        self.local: ObjectCollectives = group
+        self.between: Collectives | None = None
+        self.parts: list[Communicator] = []
+        if self.number == 1:
+            return
+        here = self.of[group.rank]
+        local = group.comm.split(here, group.rank)
+        assert local is not None
+        self.local = ObjectCollectives(local, f"{group.name}, host {here}")
+        first = group.rank == self.of.index(here)
+        between = group.comm.split(0 if first else -1, group.rank)
+        self.between = None if between is None else complete(between)
+        self.parts = [part for part in (local, between) if part is not None]
+
+
+class Sharing(ObjectCollectives):
+    """Operations that make what the ranks of a host share. All are collective.
+
+    The memory has no name. It is freed with the last of its views on any rank, even long after the group was closed.
+    """
+
+    _found_hosts: _Hosts | None = None
+
+    @property
+    def _hosts(self) -> _Hosts:
+        """Collective when it is first used."""
+        if self._found_hosts is None:
+            self._found_hosts = _Hosts(self, self._mark())
+        return self._found_hosts
+
+    def close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Close the communicators of the hosts, if there are any."""
+        for part in self._found_hosts.parts if self._found_hosts is not None else ():
+            part.close(timeout)
+
+    def _mark(self) -> bytes:
+        """The same on all ranks of a host."""
+        return mark()
+
+    def share(self, x: Any = None, src: int = 0) -> Any:
+        """One copy of rank `src`'s array for each host, which all ranks read.
+
+        Between hosts the array is broadcast once, among the hosts' first ranks.
+
+        Args:
+            x: an array, a tensor or a number; read only on rank `src`.
+
+        Returns:
+            On every rank, src too, a view of its host's copy, with x's shape and dtype. A NumPy array is read-only. A
+            tensor, which cannot be, is a private view: what a rank writes there it alone sees. If x is a tensor, so is
+            the result; otherwise it is a NumPy array.
+
+        Raises:
+            MemoryError: on every rank, if a host has too little memory left.
+
+        Example:
+            >>> table = group.share(np.arange(6).reshape(2, 3) if group.rank == 0 else None)
+            >>> table.sum(), table.flags.writeable
+            (15, False)
+        """
+        src = self._rank(src, "src")
+        given = self._staged(source(x)) if self.rank == src else None
+        about = None if given is None else (int(given.dtype), given.shape, given.kind is TORCH)
+        code, shape, of_torch = self.broadcast_object(about, src)
+        dtype, kind = DTYPES[code], TORCH if of_torch else NUMPY
+        size = prod(shape) * dtype.itemsize
+        fd = self._host_memory(size, "share")
+        try:
+            hosts = self._hosts
+            if given is not None or hosts.between is not None:
+                whole = _bytes(fd, size, writable=True)
+            if given is not None:
+                self._pack(given)
+                whole[:] = bytes_of(given)
+            if hosts.number > 1:
+                hosts.local.comm.barrier_without_sync()
+                if hosts.between is not None and size:
+                    hosts.between.broadcast(whole.ctypes.data, size, DType.U8, hosts.of[src])
+            self._barrier()
+            return kind.over(_bytes(fd, size, writable=False, own_writes=of_torch), tuple(shape), dtype)
+        finally:
+            os.close(fd)
+
+    def shared_zeros(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
+        """One array of zeros for each host, which all its ranks read and write.
+
+        What a rank has written is seen by the others of its host after the next `group.barrier()`, or while they hold
+        a lock that the rank released after it wrote. Without one of these, a rank may see any of the values that
+        another is writing; elements of up to 8 bytes are never seen half written.
+
+        Args:
+            shape: the same on every rank.
+            dtype: the same on every rank; a torch dtype gives a tensor.
+
+        Raises:
+            MemoryError: on every rank, if a host has too little memory left.
+            MismatchError: on every rank, if they pass different shapes or dtypes.
+
+        Example:
+            >>> field = group.shared_zeros((2, 3))
+            >>> field[group.rank] = group.rank + 1
+            >>> group.barrier()
+            >>> field.sum(axis=1).tolist()
+            [3.0, 6.0]
+        """
+        wanted, kind = dtype_argument(dtype)
+        lengths = shape_argument(shape, "shape", wanted)
+        asked = self.all_gather_object((lengths, int(wanted)))
+        for rank, (theirs, code) in enumerate(asked):
+            if (theirs, code) != asked[0]:
+                first, other = (f"shape {s}, dtype {DTYPE_NAMES[DTYPES[c]]}" for s, c in (asked[0], (theirs, code)))
+                raise MismatchError(f"shared_zeros: rank 0 asks for {first}, rank {rank} for {other}")
+        size = prod(lengths) * wanted.itemsize
+        fd = self._host_memory(size, "shared_zeros")
+        try:
+            return kind.over(_bytes(fd, size, writable=True), lengths, wanted)
+        finally:
+            os.close(fd)
+
+    def counter(self) -> Counter:
+        """A new counter, which all ranks of the group share; it begins at 0.
+
+        Within a host it is one word of shared memory. Between hosts it is MPI's Fetch_and_op, or gloo's store.
+
+        Raises:
+            UnsupportedError: the ranks are on several hosts, and the backend has no such operation.
+
+        Example:
+            >>> tasks = group.counter()
+            >>> done = []
+            >>> while (number := tasks.next()) < 5:
+            ...     done.append(number)
+            >>> sorted(sum(group.all_gather_object(done), []))
+            [0, 1, 2, 3, 4]
+        """
+        return Counter(self._words(1, "counter"))
+
+    def lock(self) -> Lock:
+        """A new lock, which all ranks of the group share; nobody holds it.
+
+        Raises:
+            UnsupportedError: as `counter`.
+
+        Example:
+            >>> lock = group.lock()
+            >>> with lock:
+            ...     pass
+        """
+        return Lock(self._words(2, "lock"), self.comm)
+
+    def _words(self, number: int, operation: str) -> SharedWords:
+        """So many words, all 0."""
+        if self._hosts.number > 1:
+            words = self.comm.words(number)
+            if words is None:
+                raise UnsupportedError(
+                    operation, self.comm.backend, "the ranks are on several hosts", "use the backend mpi or gloo"
+                )
+            return words
+        fd = self._host_memory(8 * number, operation)
+        try:
+            memory = _bytes(fd, 8 * number, writable=True)
+        finally:
+            os.close(fd)
+        return Words(memory, memory.ctypes.data, number)
+
+    def _host_memory(self, size: int, operation: str) -> int:
+        """The descriptor of new zeroed memory of this host, at least one byte. Every rank closes its own.
+
+        Collective; if one rank cannot have it, every rank raises the error.
+        """
+        local, fd, trouble = self._hosts.local, -1, ("", "")
+        end = time.monotonic() + self.comm.timeout
+        try:
+            if local.rank == 0:
+                fd, trouble = _created(max(1, size), operation)
+                with nullcontext() if fd < 0 else Handover(fd) as handover:
+                    local.broadcast_object(handover and handover.ticket)
+                    if handover:
+                        handover.serve(local.world_size - 1, end)
+            elif ticket := local.broadcast_object():
+                fd = take(ticket, end)
+        except OSError as error:
+            trouble = "handover", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
+        except BaseException:
+            _close(fd)
+            raise
+        troubles = self.all_gather_object(trouble)
+        for kind, text in troubles:
+            if kind:
+                _close(fd)
+                raise MemoryError(text) if kind == "memory" else RankwiseError(text)
+        return fd
+
+
+def _created(size: int, operation: str) -> tuple[int, tuple[str, str]]:
+    """The descriptor of new memory and no trouble, or -1 and what is wrong."""
+    available = available_memory()
+    try:
+        if size > available:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return create(size), ("", "")
+    except OSError as error:
+        mib, left = -(-size >> 20), available >> 20
+        needs = f"{operation} needs {mib} MiB of shared memory, {left} MiB are available"
+        return -1, ("memory", f"{needs}: {error.strerror}")
+
+
+def _bytes(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:
+    """The first `size` bytes of the memory."""
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(mapped(fd, size, writable=writable, own_writes=own_writes), np.uint8)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
