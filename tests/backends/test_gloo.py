@@ -405,6 +405,20 @@ time.sleep(0.5)
     assert "SIGKILL" in ran.stderr
 
 
+def test_counters_and_locks_between_hosts() -> None:
+    program = Path(__file__).with_name("shared_between_hosts.py")
+    ran = subprocess.run(
+        [sys.executable, "-m", "rankwise", "run", "-n", "3", str(program), "gloo"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(3):
+        assert f"rank {rank}: all is as it should be" in ran.stdout
+
+
 def test_ranks_of_a_master_address() -> None:
     """As another launcher would start them; a second group of the same processes also uses the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:

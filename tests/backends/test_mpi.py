@@ -91,6 +91,11 @@ def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
     assert_no_failures(run(mpi, len(hosts), program, *map(str, hosts)))
 
 
+def test_counters_and_locks_between_hosts(mpi: Path) -> None:
+    ran = run(mpi, 3, str(Path(__file__).with_name("shared_between_hosts.py")), "mpi")
+    assert sorted(ran.stdout.splitlines()) == [f"rank {rank}: all is as it should be" for rank in range(3)], ran.stderr
+
+
 @ON_MPICH
 def test_blocks_larger_than_mpi_can_count(mpi: Path) -> None:
     """The way MPIs before version 4 move more than 2^31 bytes; here the limit is set to 100."""

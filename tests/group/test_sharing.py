@@ -273,27 +273,3 @@ def test_a_holder_that_dies() -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(3, ranks, backend="shm")
     assert set(caught.value.failures) == {1}
-
-
-def over_an_engine(group: Group) -> None:
-    """For several hosts, over an engine of theirs. Run by tests of the backends mpi and gloo."""
-    sharing.Sharing._mark = lambda group: bytes([group.rank])  # type: ignore[method-assign]
-    table = group.share(np.arange(10) if group.rank == 0 else None)
-    assert table.tolist() == list(range(10))
-    tickets, lock = group.counter(), group.lock()
-    drawn = [tickets.next() for _ in range(20)]
-    assert sorted(chain(*group.all_gather_object(drawn))) == list(range(20 * group.world_size))
-    for _ in range(5):
-        with lock:
-            pass
-    if group.rank == 0:
-        lock.acquire()
-    group.barrier()
-    if group.rank == 1:
-        with pytest.raises(CollectiveTimeout):
-            lock.acquire(timeout=0.02)
-    group.barrier()
-    if group.rank == 0:
-        lock.release()
-    group.barrier()
-    assert group.map(lambda x: x + 1, range(10) if group.rank == 0 else None) in (list(range(1, 11)), None)
