@@ -30,6 +30,7 @@ OPERATIONS = [
     "broadcast_object",
     "broadcast_plan",
     "close",
+    "counter",
     "dup",
     "empty",
     "exscan",
@@ -41,6 +42,7 @@ OPERATIONS = [
     "irecv_object",
     "isend",
     "isend_object",
+    "lock",
     "probe",
     "recv",
     "recv_any",
@@ -58,8 +60,11 @@ OPERATIONS = [
     "send_object",
     "send_plan",
     "sendrecv",
+    "share",
+    "shared_zeros",
     "shrink",
     "split",
+    "split_local",
     "subgroup",
 ]
 ERRORS = [
@@ -69,12 +74,15 @@ ERRORS = [
     "MismatchError",
     "PeerLostError",
     "RankwiseError",
+    "TaskError",
     "UnsupportedError",
 ]
 OTHERS = [
     "ANY",
+    "Counter",
     "DType",
     "Group",
+    "Lock",
     "Mesh",
     "Message",
     "Received",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     broadcast_object = _default().broadcast_object
     broadcast_plan = _default().broadcast_plan
     close = _default().close
+    counter = _default().counter
     dup = _default().dup
     empty = _default().empty
     exscan = _default().exscan
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     irecv_object = _default().irecv_object
     isend = _default().isend
     isend_object = _default().isend_object
+    lock = _default().lock
     probe = _default().probe
     recv = _default().recv
     recv_any = _default().recv_any
@@ -87,8 +89,11 @@ if TYPE_CHECKING:
     send_object = _default().send_object
     send_plan = _default().send_plan
     sendrecv = _default().sendrecv
+    share = _default().share
+    shared_zeros = _default().shared_zeros
     shrink = _default().shrink
     split = _default().split
+    split_local = _default().split_local
     subgroup = _default().subgroup
 
 __all__ = [
@@ -127,6 +132,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_plan",
     "close",
+    "counter",
     "dup",
     "elastic",
     "empty",
@@ -140,6 +146,7 @@ __all__ = [
     "irecv_object",
     "isend",
     "isend_object",
+    "lock",
     "overlap",
     "premul_sum",
     "probe",
@@ -160,9 +167,12 @@ __all__ = [
     "send_object",
     "send_plan",
     "sendrecv",
+    "share",
+    "shared_zeros",
     "shrink",
     "spawn",
     "split",
+    "split_local",
     "subgroup",
     "testing",
     "trace",

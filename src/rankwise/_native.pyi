@@ -504,21 +504,11 @@ def use_handler(handler: object | None) -> object:
 def available_memory() -> int:
     """Bytes that can still be allocated before the machine or this process's cgroup runs out of memory."""
 
-def usable_cores() -> int:
-    """The number of cores that this process may use: its affinity, limited by its cgroup's quota."""
-
-def end_with(pid: int) -> None:
-    """End this process (SIGTERM, then SIGKILL) when the process `pid` ends."""
-
-def adopt_orphans(on: bool) -> None:
-    """Whether this process becomes the parent of its descendants' orphans (a "subreaper")."""
-
-def kernel_isa() -> str:
-    """The instruction set of the reduction kernels on this machine."""
-
-def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: int, divisor: int) -> None:
-    """dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels."""
-
+def usable_cores() -> int: ...
+def end_with(pid: int) -> None: ...
+def adopt_orphans(on: bool) -> None: ...
+def kernel_isa() -> str: ...
+def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: int, divisor: int) -> None: ...
 def copy_blocks(dst: Sequence[int], src: Sequence[int], bytes: Sequence[int]) -> None:
     """Copy blocks of memory: bytes[i] bytes from src[i] to dst[i]."""
 
@@ -535,23 +525,12 @@ def load_basic(stream: bytes, constructor: tuple[str, str]) -> Any:
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""
 
-class Words:
-    """Words of 64 bits, aligned, in memory that several processes map."""
-
-    def __init__(self, memory: object, address: int, count: int) -> None:
-        """memory: what keeps the words mapped."""
-
-    def add(self, index: int, n: int) -> int:
-        """Add n to a word; returns its value before."""
-
-    def swap_if(self, index: int, before: int, after: int) -> bool:
-        """Give a word the value `after` if it has the value `before`; returns whether it had."""
-
-    def sleep_while(self, index: int, value: int, seconds: float) -> None:
-        """Sleep while a word has this value, for at most so long, or until a signal comes."""
-
-    def wake(self, index: int) -> None:
-        """Wake all who sleep while this word has some value."""
+class Words:  # SharedWords, in memory that `memory` keeps mapped
+    def __init__(self, memory: object, address: int, count: int) -> None: ...
+    def add(self, index: int, n: int) -> int: ...
+    def swap_if(self, index: int, before: int, after: int) -> bool: ...
+    def sleep_while(self, index: int, value: int, seconds: float) -> None: ...
+    def wake(self, index: int) -> None: ...
 
 class CallLock:
     """Serialises the calls of a communicator in Python. `with` locks it for several calls, or for other work.

@@ -57,7 +57,7 @@ class _Team(Sharing, PointToPoint, Messages):
 
     def close(self) -> None:
         self.pending.before_close()
-        self.close_hosts()
+        self._close_hosts()
         self.comm.close()
         self.pending.close()
 
@@ -279,8 +279,8 @@ class Farming(Sharing):
             TaskError: when the iterator reaches that task; it may then be continued.
 
         Example:
-            >>> for root in group.imap(math.sqrt, [1, 4, 9] if group.rank == 0 else None):
-            ...     assert root in (1, 2, 3)
+            >>> for size in group.imap(abs, [-1, 4, -9] if group.rank == 0 else None):
+            ...     assert size in (1, 4, 9)
         """
         outcomes = self._outcomes(fn, tasks, dst, self._trusted(allow_pickle))
         if self.rank != dst:

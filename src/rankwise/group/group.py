@@ -366,7 +366,7 @@ class Group(
             timeout = check_wait(timeout, optional=False)
             self._closed = True
             self.pending.before_close()
-            self.close_hosts(timeout)
+            self._close_hosts(timeout)
             self.comm.close(timeout)
             self.pending.close()
 

@@ -88,7 +88,8 @@ _GROUP = {
     "use rw.wait_any(works)": "wait_any",
     # groups
     "use subgroup(ranks)": "new_group create create_group create_from_group new_subgroups_by_enumeration",
-    "use split(color, key=0), with the same color on the ranks that belong together": "split_type",
+    "use split_local(), or split(color) with the same color on the ranks that belong together": "split_type",
+    "use split_local().rank": "local_rank",
     "use split(color, key=0), or subgroup(ranks)": "split_group",
     "use split(color, key=0)": "new_subgroups",
     "use dup()": "clone duplicate idup dup_with_info idup_with_info",

@@ -243,7 +243,7 @@ class Sharing(ObjectCollectives):
             self._found_hosts = _Hosts(self, self._mark())
         return self._found_hosts
 
-    def close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
+    def _close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Close the communicators of the hosts, if there are any."""
         for part in self._found_hosts.parts if self._found_hosts is not None else ():
             part.close(timeout)
@@ -270,8 +270,8 @@ class Sharing(ObjectCollectives):
 
         Example:
             >>> table = group.share(np.arange(6).reshape(2, 3) if group.rank == 0 else None)
-            >>> table.sum(), table.flags.writeable
-            (15, False)
+            >>> table.tolist(), table.flags.writeable
+            ([[0, 1, 2], [3, 4, 5]], False)
         """
         src = self._rank(src, "src")
         given = self._staged(source(x)) if self.rank == src else None
