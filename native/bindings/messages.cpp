@@ -51,6 +51,8 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
+// start: Comm::recv or Comm::recv_up_to.
+template <auto start>
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                          nb::object group) {
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
@@ -59,9 +61,20 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        request = c.recv(x.data, x.count, DType(x.dtype), src, tag, released.options());
+        request = (c.*start)(x.data, x.count, DType(x.dtype), src, tag, released.options());
     }
     return RequestHandle(std::move(request), array, array, std::move(group));
+}
+
+using SourceTagBytes = std::tuple<int, int, uint64_t>;
+
+std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
+    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
+    const PlainArray x(array, true);
+    if (!x || src < kAny || tag < kAny) return std::nullopt;
+    ReleaseGilToWait released(x.bytes());
+    const Arrival a = c.recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
+    return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
 }
 
 std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag,
@@ -106,10 +119,26 @@ std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int sr
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
+bool await_any(const RequestHandle& /*self*/, const nb::list& works, double timeout) {
+    check_timeout(timeout);
+    std::vector<std::shared_ptr<Request>> requests;
+    for (nb::handle each : works) {
+        if (!nb::isinstance<RequestHandle>(each)) return false;
+        requests.push_back(nb::cast<RequestHandle&>(each).shared());
+    }
+    without_gil([&] { Request::await_any(requests, timeout); });
+    return true;
+}
+
 // What a complete receive knows of its message, and None before.
 template <auto field> std::optional<int> of_message(const RequestHandle& r) {
     if (!r->complete() || r->failed()) return std::nullopt;
     return (r.operator->()->*field)();
+}
+
+std::optional<SourceTagBytes> message_of(const RequestHandle& r) {
+    if (!r->complete() || r->failed()) return std::nullopt;
+    return SourceTagBytes(r->source(), r->tag(), r->count() * itemsize(r->dtype()));
 }
 
 }  // namespace
@@ -118,6 +147,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<RequestHandle>(m, "Request", "A send or receive.", nb::is_weak_referenceable())
         .def("wait", &RequestHandle::wait, nb::arg("timeout").none() = nb::none())
         .def("_settle", &RequestHandle::settle, nb::arg("timeout"))
+        .def("_await_any", &await_any, nb::arg("works"), nb::arg("timeout"))
         .def("done", &RequestHandle::done)
         .def("cancel", &RequestHandle::cancel)
         .def("memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); })
@@ -126,6 +156,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("waited", [](const RequestHandle& r) { return r->raised(); })
         .def_prop_ro("source", &of_message<&Request::source>)
         .def_prop_ro("tag", &of_message<&Request::tag>)
+        .def_prop_ro("message", &message_of, "(source, tag, bytes), once it is complete.")
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
     comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"),
@@ -134,8 +165,11 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("tag"), keep)
         .def("isend_array", &isend_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("group"))
-        .def("irecv_array", &irecv_array, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("group"))
+        .def("irecv_array", &irecv_array<&Comm::recv>, nb::arg("x").none(), nb::arg("src").none(),
+             nb::arg("tag").none(), nb::arg("group"))
+        .def("irecv_array_up_to", &irecv_array<&Comm::recv_up_to>, nb::arg("x").none(), nb::arg("src").none(),
+             nb::arg("tag").none(), nb::arg("group"))
+        .def("recv_array_up_to", &recv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("failed_messages", &failed_messages)
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)

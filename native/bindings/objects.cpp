@@ -66,6 +66,15 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
     return true;
 }
 
+// Starts to send an object of basic types, if it can be sent at once. Returns whether it was.
+bool isend_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label) {
+    const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
+    if (to < 0 || tag < 0 || !is_basic(object)) return false;
+    const nb::bytes stream = Pickle::get().dump(object);
+    ReleaseGilToWait released(stream.size());
+    return c.send_at_once(stream.data(), stream.size(), DType::U8, to, tag, released.options(), true);
+}
+
 struct Received {
     nb::object block{};  // bytes, for a short object; otherwise writable
     Arrival arrival{};
@@ -107,13 +116,25 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
 }
 
 // read(block, source): decodes what is not basic.
+nb::object object_in(const Received& received, nb::handle read, const nb::tuple& constructor) {
+    nb::object found =
+        nb::isinstance<nb::bytes>(received.block) ? load_basic(received.block, constructor) : not_implemented();
+    return found.is(not_implemented()) ? read(received.block, received.arrival.source) : found;
+}
+
 nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read,
                              const nb::tuple& constructor) {
     const auto received = receive(c, true, src, label, timeout);
+    return received ? object_in(*received, read, constructor) : not_implemented();
+}
+
+// (the object, its source, tag and encoded length).
+nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb::handle read,
+                                   const nb::tuple& constructor) {
+    const auto received = receive(c, true, src, label, std::nullopt);
     if (!received) return not_implemented();
-    nb::object found =
-        nb::isinstance<nb::bytes>(received->block) ? load_basic(received->block, constructor) : not_implemented();
-    return found.is(not_implemented()) ? read(received->block, received->arrival.source) : found;
+    const Arrival& a = received->arrival;
+    return nb::make_tuple(object_in(*received, read, constructor), a.source, a.tag, a.count);
 }
 
 // (its bytes, its source, tag and dtype).
@@ -262,6 +283,10 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("tag").none())
         .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
+        .def("recv_object_with_source", &recv_object_with_source, nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("read"), nb::arg("constructor"))
+        .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
+             nb::arg("tag").none())
         .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
         .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
              nb::arg("rest"), nb::arg("constructor"))

@@ -16,6 +16,7 @@ public:
     RequestHandle(RequestHandle&&) = default;
     ~RequestHandle();
     rankwise::Request* operator->() const { return request_.get(); }
+    const std::shared_ptr<rankwise::Request>& shared() const { return request_; }
     bool started = false;
 
     nb::object wait(nb::handle timeout);

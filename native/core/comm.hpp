@@ -81,9 +81,13 @@ public:
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
                                   const CallOptions& options = {});
     // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
-    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
+    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
+                      bool object = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
                                   const CallOptions& options = {});
+    // A message that may be shorter than the memory, and of another dtype.
+    std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
+                                        const CallOptions& options = {});
     // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
     std::optional<Arrival> probe(int from, int tag);
     // The same, waiting at most `timeout` seconds for it.
@@ -114,6 +118,7 @@ public:
     // Blocking send and recv.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
     void recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
+    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said; `arrival` describes it.
     std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,

@@ -10,10 +10,11 @@ std::shared_ptr<Request> Comm::send(const void* data, uint64_t count, DType dtyp
     return messages_->send(data, count, dtype, to, tag, options);
 }
 
-bool Comm::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
+bool Comm::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
+                        bool object) {
     check_root(to, "dest");
     check_open();
-    return messages_->send_short(data, count, dtype, to, tag, options);
+    return messages_->send_short(data, count, dtype, to, tag, options, object);
 }
 
 std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int from, int tag,
@@ -21,6 +22,13 @@ std::shared_ptr<Request> Comm::recv(void* data, uint64_t count, DType dtype, int
     if (from != kAny) check_root(from, "src");
     check_open();
     return messages_->recv(data, count, dtype, from, tag, options);
+}
+
+std::shared_ptr<Request> Comm::recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
+                                          const CallOptions& options) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    return messages_->recv_up_to(data, count, dtype, from, tag, options);
 }
 
 std::shared_ptr<Request> Comm::send_object(std::vector<Part> parts, int to, int tag) {
@@ -61,6 +69,21 @@ void Comm::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, 
     check_open();
     if (!messages_->recv_short(data, count, dtype, from, tag, options))
         complete(messages_->recv(data, count, dtype, from, tag, options, true), options);
+}
+
+Arrival Comm::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
+    if (from != kAny) check_root(from, "src");
+    check_open();
+    const uint64_t bytes = count * itemsize(dtype);
+    const auto accept = [&](const Header& h) {
+        return !h.object && h.bytes <= bytes ? static_cast<uint8_t*>(data) : nullptr;
+    };
+    // A large message comes sooner if the receive is posted first.
+    if (bytes < tuning::kRendezvous)
+        if (const auto received = messages_->recv_short(from, tag, std::ref(accept), options)) return *received;
+    const auto request = messages_->recv_up_to(data, count, dtype, from, tag, options, true);
+    complete(request, options);
+    return {request->source(), request->tag(), request->count(), request->dtype(), false};
 }
 
 void Comm::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {

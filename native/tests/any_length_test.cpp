@@ -59,6 +59,82 @@ void objects_in_parts(Comm& c) {
     }
 }
 
+// Into the caller's memory, which may be longer than the message and of another dtype.
+void arrays_up_to_a_length(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    for (uint64_t count : {0, 1, 1000, 20000, 300000})
+        for (uint64_t more : {0, 7})
+            for (bool early : {true, false})
+                for (int from : {previous, kAny}) {
+                    const auto out = message(c.rank(), 5, count);
+                    std::vector<int64_t> in(count + more);
+                    const DType dtype = more ? DType::F64 : DType::I64;
+                    const auto receive = [&] { return c.recv_up_to(in.data(), count + more, dtype, from, kAny); };
+                    std::shared_ptr<Request> receiving;
+                    if (early) receiving = receive();
+                    meet(c);
+                    const auto sending = c.send(out.data(), count, DType::I64, next, 5);
+                    if (!early) receiving = receive();
+                    receiving->wait(std::nullopt);
+                    const auto expected = message(previous, 5, count);
+                    CHECK_EQ(receiving->source(), previous);
+                    CHECK_EQ(receiving->tag(), 5);
+                    CHECK_EQ(receiving->count(), count);
+                    CHECK(receiving->dtype() == DType::I64 && std::equal(expected.begin(), expected.end(), in.begin()),
+                          "up to a length: " << count << " of " << count + more);
+                    sending->wait(std::nullopt);
+                    meet(c);
+                    const auto again = c.send(out.data(), count, DType::I64, next, 6);
+                    const Arrival a = c.recv_up_to_now(in.data(), count + more, dtype, from, 6);
+                    CHECK(a.source == previous && a.tag == 6 && a.count == count && a.dtype == DType::I64);
+                    again->wait(std::nullopt);
+                    meet(c);
+                }
+    const auto three = message(0, 1, 3);
+    std::vector<int64_t> in(4);
+    const int self = c.rank();
+    c.send(three.data(), 3, DType::I64, self, 7);
+    CHECK_EQ(ranks::thrown([&] { c.recv_up_to_now(in.data(), 2, DType::I64, self, 7); }), "Mismatch");
+    CHECK_EQ(c.recv_up_to_now(in.data(), 4, DType::I64, self, 7).count, 3u);
+    c.send_object({Part{reinterpret_cast<const uint8_t*>(three.data()), 24}}, self, 8);
+    CHECK_EQ(ranks::thrown([&] { c.recv_up_to_now(in.data(), 4, DType::I64, self, 8); }), "Mismatch");
+    c.recv_any(kObject, self, 8)->wait(std::nullopt);
+}
+
+// More short receives than the ring has room for, while this rank makes no progress by itself.
+void short_receives_that_nobody_awaits(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n, many = 200;
+    const auto out = message(c.rank(), 2, 1000);
+    std::vector<std::vector<int64_t>> in(many, std::vector<int64_t>(1000));
+    std::vector<std::shared_ptr<Request>> receiving;
+    for (auto& each : in) receiving.push_back(c.recv_up_to(each.data(), 1000, DType::I64, previous, 2));
+    for (int i = 0; i < many; ++i) c.send_now(out.data(), 1000, DType::I64, next, 2);
+    c.barrier();
+    for (int i = 0; i < many; ++i) {
+        receiving[size_t(i)]->wait(std::nullopt);
+        CHECK(in[size_t(i)] == message(previous, 2, 1000), "receive " << i);
+    }
+    meet(c);
+}
+
+void one_of_several(Comm& c) {
+    if (c.world_size() < 2 || c.rank() > 1) return;
+    int64_t x = 5;
+    if (c.rank() == 1) {
+        usleep(20000);
+        c.send_now(&x, 1, DType::I64, 0, 2);
+        return;
+    }
+    std::vector<std::shared_ptr<Request>> receiving;
+    std::vector<int64_t> in(3);
+    for (int i = 0; i < 3; ++i) receiving.push_back(c.recv_up_to(&in[size_t(i)], 1, DType::I64, kAny, 1 + i));
+    Request::await_any(receiving, 0);
+    CHECK(!receiving[1]->complete());
+    Request::await_any(receiving, 10);
+    CHECK(receiving[1]->complete() && in[1] == 5 && !receiving[0]->complete());
+    receiving[0]->cancel(), receiving[2]->cancel();
+}
+
 // What a receive refuses stays for the next one, and keeps its place in the order.
 void refused_messages_stay(Comm& c) {
     const auto first = message(0, 1, 3), second = message(0, 2, 3);
@@ -180,6 +256,10 @@ int main() {
     for (int n : ranks::worlds({1, 2, 3, 4})) {
         ranks::run(n, [](Comm& c) {
             arrays_of_any_length(c);
+            arrays_up_to_a_length(c);
+            short_receives_that_nobody_awaits(c);
+            one_of_several(c);
+            meet(c);
             objects_in_parts(c);
             refused_messages_stay(c);
             meet(c);

@@ -162,6 +162,13 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
     return start_recv(request(Op::Recv, data, count, dtype, from, tag), options, waits);
 }
 
+std::shared_ptr<Request> Messages::recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
+                                              const CallOptions& options, bool waits) {
+    const auto r = request(Op::Recv, data, count, dtype, from, tag);
+    r->wanted_.kind = Wanted::UpTo;
+    return start_recv(r, options, waits);
+}
+
 std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options,
                                             bool waits) {
     const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag);
@@ -181,7 +188,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
         } else if (fits(*r, m->from, m->header)) {
             receive_arrived(r, *m);
         }
-        if (!r->complete_ && !waits) go_on_in_background();
+        if (!r->complete_ && !waits && !may_stay_in_ring(*r)) go_on_in_background();
     } catch (...) {  // no memory for the channel, or for another message, or no thread
         cancel_locked(r);
         throw;
@@ -373,10 +380,18 @@ std::optional<Arrival> Messages::probe(int from, int tag) {
 bool Messages::accepts(const Request& r, const Header& h) {
     switch (r.wanted_.kind) {
     case Wanted::Exactly: return !h.object && r.count_ == h.count && r.dtype_ == DType(h.dtype);
+    case Wanted::UpTo: return !h.object && h.bytes <= r.bytes();
     case Wanted::Array: return !h.object && r.wanted_.dtype.value_or(DType(h.dtype)) == DType(h.dtype);
     case Wanted::Object: return h.object;
     }
     return false;
+}
+
+// Whether the progress thread need not run for a receive: its message is short, and so few receives are pending that
+// all their messages fit into the ring, where each may wait until the program asks for it.
+bool Messages::may_stay_in_ring(const Request& r) const {
+    return r.wanted_.kind == Wanted::UpTo && r.bytes() < tuning::kRendezvous &&
+           receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
 }
 
 // Whether the receive accepts the message. If not, the receive fails, and the message is kept for another one.
@@ -384,7 +399,10 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
     r.matched_ = true;
-    if (accepts(r, h)) return true;
+    if (accepts(r, h)) {
+        if (r.wanted_.kind == Wanted::UpTo) r.count_ = h.count, r.dtype_ = DType(h.dtype);
+        return true;
+    }
     const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) +
                                 " is ",
                       array = array_text(h.count, DType(h.dtype));
@@ -392,6 +410,10 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     case Wanted::Exactly:
         r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + text_of(h) +
                      ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
+        break;
+    case Wanted::UpTo:
+        r.failure_ = "recv: " + message + text_of(h) + ", the receive expects at most " + std::to_string(r.bytes()) +
+                     " bytes of an array";
         break;
     case Wanted::Array:
         r.failure_ = "recv_any: " + message +

@@ -47,6 +47,9 @@ public:
     // An object: the parts, one after the other.
     std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options = {},
                                          bool waits = false);
+    // Receives an array of any dtype that may be shorter than the memory; count and dtype are those that are expected.
+    std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
+                                        const CallOptions& options = {}, bool waits = false);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options = {},
@@ -66,6 +69,8 @@ public:
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
     std::optional<Arrival> await_arrival(int from, int tag, double timeout);
+    // Waits at most `timeout` seconds until one of these requests of this communicator has ended.
+    void await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout);
     // Receives the message that `probe` found. Returns null, with nothing done, if another receive has matched it
     // meanwhile.
     std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
@@ -178,6 +183,7 @@ private:
     void complete(Request& request, bool failed = false);
     void end_trace(Request& request, bool failed);
     static bool accepts(const Request& receive, const Header& header);
+    bool may_stay_in_ring(const Request& receive) const;
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;     // something is left to do for the progress thread
     bool unfinished() const;  // something that this rank has started, and not given up, is not complete
@@ -189,6 +195,7 @@ private:
     template <class Done>
     bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
                     bool probes = false);
+    template <class Done> void await(int from, int tag, double timeout, Done&& done);
     template <class Done> void check_peers(const Request* request, Done&& done);
     [[noreturn]] void timed_out(double timeout, const Request* request);
     static std::string awaited_text(const Request& request);

@@ -6,6 +6,7 @@ namespace rankwise {
 
 namespace {
 
+constexpr double kMoment = 1e-3;  // seconds between two looks at the requests of other communicators
 constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
 
 std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::to_string(tag); }
@@ -118,6 +119,8 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
 // The message that a request sends or waits for.
 std::string Messages::awaited_text(const Request& r) {
     if (r.object_ || r.wanted_.kind == Wanted::Object) return "an object with " + tag_text(r.tag_);
+    if (r.wanted_.kind == Wanted::UpTo)
+        return "an array of at most " + std::to_string(r.bytes()) + " bytes with " + tag_text(r.tag_);
     if (r.unsized())
         return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") +
                " with " + tag_text(r.tag_);
@@ -150,10 +153,10 @@ void Messages::sync(double timeout, const CallOptions& options) {
     wait_until(timeout, [&] { return !unfinished(); }, nullptr, options);
 }
 
-std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
+// Waits at most `timeout` seconds until done(), which a message from `from` with `tag` may bring about.
+template <class Done> void Messages::await(int from, int tag, double timeout, Done&& done) {
     const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag);  // for the reports; it receives nothing
     receive->wanted_.kind = Wanted::Array;
-    std::optional<Arrival> found;
     struct EndTrace {
         Messages& messages;
         Request& receive;
@@ -162,8 +165,18 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
             messages.end_trace(receive, false);
         }
     } end{*this, *receive};
-    wait_until(timeout, [&] { return bool(found = arrival(from, tag)); }, receive.get(), {}, true);
+    wait_until(timeout, done, receive.get(), {}, true);
+}
+
+std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
+    std::optional<Arrival> found;
+    await(from, tag, timeout, [&] { return bool(found = arrival(from, tag)); });
     return found;
+}
+
+void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
+    await(kAny, kAny, timeout,
+          [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->complete_ || r->cancelled_; }); });
 }
 
 void Messages::go_on_in_background(bool now) {
@@ -279,6 +292,14 @@ void Request::settle(std::optional<double> timeout, const CallOptions& options) 
     if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
     messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this, options);
+}
+
+void Request::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
+    const auto of = [](const std::shared_ptr<Request>& r) { return r->messages_.lock(); };
+    const auto messages = requests.empty() ? nullptr : of(requests.front());
+    if (!messages || messages->forked()) return;
+    const bool together = std::ranges::all_of(requests, [&](const auto& r) { return of(r) == messages; });
+    messages->await_any(requests, together ? timeout : std::min(timeout, kMoment));
 }
 
 bool Request::done() {

@@ -44,6 +44,7 @@ private:
 struct Wanted {
     enum Kind : uint8_t {
         Exactly,  // an array of the receive's count and dtype
+        UpTo,     // an array of any dtype that fits into the receive's memory
         Array,    // an array of any length, and of any dtype if there is none here
         Object,
     };
@@ -77,6 +78,9 @@ public:
     bool complete() const { return complete_; }
     bool cancelled() const { return cancelled_; }
     bool offer_cancelled() const { return cancelled_ && slot_ >= 0; }  // an offered send
+    // Waits until one of the requests of a communicator is complete, at most `timeout` seconds. If they are of several
+    // communicators, it waits only a moment.
+    static void await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout);
     // Cancels it, so that the caller may free its memory; see Messages::cancel. Does nothing to a complete one.
     void cancel();
     // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
@@ -96,7 +100,7 @@ private:
     friend class Messages;
     friend class PostedReceives;
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
-    bool unsized() const { return wanted_.kind != Wanted::Exactly; }
+    bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object; }
     // Calls f(data, bytes) for each stretch of the message's bytes from `at` on that is contiguous in memory.
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
         if (parts_.empty()) return f(data_ + at, bytes);

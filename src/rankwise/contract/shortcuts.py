@@ -85,6 +85,17 @@ class Shortcuts:
         """Likewise, but it always returns the Work. The Work's result is x."""
         return None
 
+    def recv_array_up_to(self, x: object, src: object, tag: object) -> tuple[int, int, int] | None:
+        """Receive an array that may be shorter than x, and of another dtype: (its source, tag and bytes).
+
+        None, with nothing done, for any unusual case. src and tag may be ANY.
+        """
+        return None
+
+    def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
+        """As irecv_array, for such a message. The Work also has it as `message`, once it is complete."""
+        return None
+
     def failed_messages(self) -> Sequence[FailedWork]:
         """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""
         return ()
@@ -92,6 +103,16 @@ class Shortcuts:
     def send_object_plain(self, obj: object, dst: object, tag: object) -> bool:
         """Send an object of basic types; blocks, like recv_object_plain."""
         return False
+
+    def isend_object_plain(self, obj: object, dst: object, tag: object) -> bool:
+        """Send an object of basic types if that needs no waiting; returns whether it did."""
+        return False
+
+    def recv_object_with_source(
+        self, src: object, tag: object, read: Callable[[Any, int], Any], constructor: tuple[str, str]
+    ) -> Any:
+        """As recv_object_plain, but it returns (the object, its source, its tag, its encoded length)."""
+        return NotImplemented
 
     def recv_object_plain(
         self,

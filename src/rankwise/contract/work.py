@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rankwise.contract.guess import WORK, Guess
@@ -94,6 +94,13 @@ class Work(ABC, Generic[T]):
         """Wait until the operation has ended, at most so long, without counting as a `wait` that raises its error."""
         return self.wait(timeout)
 
+    def _await_any(self, works: Sequence[Work[Any]], timeout: float) -> bool:
+        """Wait at most `timeout` seconds, perhaps less, until one of the works, of which this is one, has ended.
+
+        Returns False at once if that is not possible, so that the caller must poll.
+        """
+        return False
+
     def __await__(self) -> Generator[Any, None, T]:
         if self.done():
             return self.wait()
@@ -111,7 +118,7 @@ def with_guesses(kind: K) -> K:
 
 
 def adopt(kind: type) -> None:
-    """Make a class of native code, which has `wait`, `done`, `cancel` and `_settle`, a Work."""
+    """Make a class of native code, which has `wait`, `done`, `cancel`, `_settle` and `_await_any`, a Work."""
     for method in (Work.result, Work.exception, Work.add_done_callback, Work.__await__, Work.__dir__):
         setattr(kind, method.__name__, method)
     Work.register(with_guesses(kind))

@@ -33,6 +33,11 @@ def encode(obj: Any, allow_pickle: bool) -> tuple[bytes, list[Bytes]]:
     except (TypeError, ValueError):
         if not allow_pickle:
             raise
+    return pickled(obj)
+
+
+def pickled(obj: Any) -> tuple[bytes, list[Bytes]]:
+    """The stream and the buffers of any object, by its own pickle; only a receiver that allows pickles loads it."""
     return _dumped(pickle.Pickler, obj)
 
 

@@ -28,7 +28,7 @@ Parts: TypeAlias = Sequence[Any]
 
 def parts_of(obj: Any, trusted: bool) -> list[Any]:
     """The block in pieces, which share memory with the object's arrays. See encode."""
-    return [pickle.dumps(obj, 5)] if is_basic(obj) else _pieces(*encode(obj, trusted))
+    return [pickle.dumps(obj, 5)] if is_basic(obj) else pieces(*encode(obj, trusted))
 
 
 def length_of(parts: Sequence[Any]) -> int:
@@ -55,7 +55,8 @@ def read(block: Any, trusted: bool, rank: int) -> Any:
     return decode(*_from_block(block, rank), trusted, rank)
 
 
-def _pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
+def pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
+    """The block of an encoded object, in pieces that share memory with its buffers."""
     if not buffers:
         return [stream]
     sizes = [len(stream), *(buffer.size for buffer in buffers)]

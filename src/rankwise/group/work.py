@@ -192,6 +192,9 @@ class ArrayWork(Work[T]):
     def _settle(self, timeout: float) -> object:
         return self._inner.wait(timeout)
 
+    def _await_any(self, works: Sequence[Work[Any]], timeout: float) -> bool:
+        return self._inner._await_any([work._inner if isinstance(work, ArrayWork) else work for work in works], timeout)
+
     def fail(self, error: Exception) -> None:
         """Fail with `error`, unless it has ended: the engine has released the memory before it was complete."""
         with self._lock:

@@ -1,5 +1,8 @@
 """What an mpi4py program does, checked on every rank: messages, collectives, communicators and datatypes."""
 
+import marshal
+from fractions import Fraction
+
 import numpy as np
 from mpi4py import MPI
 
@@ -81,6 +84,35 @@ def buffers() -> None:
     equal(truth, [size == 1, True])
 
 
+def object_messages() -> None:
+    sent = [
+        7,
+        {"a": [1.5, None]},
+        np.arange(10),
+        np.arange(100_000),
+        "x" * 50_000,
+        {MPI.COMM_WORLD.size},
+        Fraction(1, 3),
+    ]
+    for tag, one in enumerate(sent):
+        request = comm.isend(one, right, tag)
+        got = comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status)
+        assert (status.source, status.tag, status.count > 0) == (left, tag, True)
+        equal(got, one)
+        request.wait()
+        receive = comm.irecv(source=left)
+        comm.send(one, right, tag)
+        equal(receive.wait(), one)
+        equal(comm.sendrecv(one, right, source=left), one)
+    comm.Barrier()
+    MPI.pickle.__init__(marshal.dumps, marshal.loads, protocol=None)
+    request = comm.isend([1, 2], right)
+    equal(comm.recv(source=left, status=status), [1, 2])
+    request.wait()
+    MPI.pickle.__init__()
+    comm.Barrier()
+
+
 def messages() -> None:
     longer, sent = np.full(10, -1.0), np.full(4, float(rank))
     for receive in range(3):  # a message may be shorter than the buffer
@@ -119,6 +151,38 @@ def messages() -> None:
     except MPI.Exception as error:
         equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
     assert comm.Iprobe() is False
+    comm.Barrier()
+    in_bytes = bytearray(64)  # the datatypes may differ, and a refused message keeps its place
+    comm.Isend(np.arange(3.0), right, 8).Wait()
+    comm.Irecv([in_bytes, MPI.BYTE], left, 8).Wait(status)
+    equal(np.frombuffer(in_bytes, "d", 3), [0, 1, 2])
+    equal(status.Get_count(MPI.DOUBLE), 3)
+    large = np.arange(300_000)
+    for bigger in (0, 5):  # with the length that is expected, and with another one
+        into = np.zeros(large.size + bigger, int)
+        requests = [comm.Irecv(into, MPI.ANY_SOURCE, 9), comm.Isend(large, right, 9)]
+        MPI.Request.Waitall(requests)
+        equal(into[: large.size], large)
+        comm.Sendrecv(large, right, 9, into, left, 9, status)
+        equal((into[-1 - bigger], status.Get_count(MPI.LONG)), (large[-1], large.size))
+    rows = np.zeros((4, 4))
+    request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
+    comm.Send(np.arange(4.0), right, 10)
+    request.Wait()
+    equal(rows, [[i, 0, 0, 0] for i in range(4)])
+    comm.Barrier()
+    several = [comm.Irecv(np.zeros(1), left, tag) for tag in (11, 12, 13)]
+    comm.Send(np.zeros(1), right, 12)
+    equal((MPI.Request.Waitany(several, status), status.tag), (1, 12))
+    equal((bool(several[1]), several[0].Test()), (False, False))
+    comm.Barrier()  # the others are sent only now
+    for tag in (13, 11):
+        comm.Send(np.zeros(1), right, tag)
+    done: list[int] = []
+    while (some := MPI.Request.Waitsome(several)) is not None:
+        done += some
+    equal(sorted(done), [0, 2])
+    comm.Barrier()
     comm.Barrier()
     comm.Send(np.zeros(1), MPI.PROC_NULL)
     comm.Recv(np.zeros(1), MPI.PROC_NULL, status=status)
@@ -168,7 +232,7 @@ def datatypes() -> None:
     equal(y, [size - 1])
 
 
-for check in (objects, buffers, messages, communicators, datatypes):
+for check in (objects, buffers, object_messages, messages, communicators, datatypes):
     check()
 comm.Barrier()
 print("all well")

@@ -76,7 +76,7 @@ class EngineCommunicator(OpenCommunicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        return self._comm  # type: ignore[return-value]  # has the same methods, in native code
+        return self._comm  # has the same methods, in native code
 
     @property
     def timeout(self) -> float:

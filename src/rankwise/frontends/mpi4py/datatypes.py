@@ -22,7 +22,8 @@ DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 
 class Layout:
     """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
 
-    basic: the NumPy dtype of the basic elements if they all have one, else None. elements: how many basic ones it has.
+    basic: the NumPy dtype of the basic elements if they all have one, else None; dtype: rankwise's, likewise. elements:
+    how many basic ones it has. first, end: the offsets of the first byte in memory, and behind the last one.
     """
 
     def __init__(
@@ -33,17 +34,10 @@ class Layout:
         self.name = name
         self._merge()
         self.size = self.width * self.offsets.size
+        self.first = int(self.offsets.min()) if self.offsets.size else 0
+        self.end = int(self.offsets.max()) + self.width if self.offsets.size else 0
+        self.dtype = None if basic is None or basic.names else dtypes.from_numpy(basic)
         self.contiguous = self.size == self.extent and self.lb == 0 and self.offsets.size <= 1 and self.first == 0
-
-    @property
-    def first(self) -> int:
-        """The offset of the first byte, in memory."""
-        return int(self.offsets.min()) if self.offsets.size else 0
-
-    @property
-    def end(self) -> int:
-        """The offset behind the last byte."""
-        return int(self.offsets.max()) + self.width if self.offsets.size else 0
 
     def _merge(self) -> None:
         """Make one piece of pieces that follow each other in equally long rows."""
@@ -81,8 +75,8 @@ class Datatype(Handle, root=True):
     @property
     def _dtype(self) -> DType | None:
         """rankwise's dtype of the basic elements, if there is one."""
-        basic = self._live().basic
-        return None if basic is None or basic.names else dtypes.from_numpy(basic)
+        found: DType | None = self._live().dtype
+        return found
 
     # ---- what it is ----
 

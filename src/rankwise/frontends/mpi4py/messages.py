@@ -6,23 +6,20 @@ import warnings
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.contract.message import Message as Found
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import Arriving, Pending, Persistent, Receiving, Together, ToItself
-from rankwise.frontends.mpi4py.pickling import PICKLE, wrap
+from rankwise.frontends.mpi4py.pickling import parts_of, read_trusted, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
-from rankwise.frontends.mpi4py.specs import address, plain, simple, truncated
+from rankwise.frontends.mpi4py.specs import address, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, PROC_NULL, Status
 from rankwise.group.base import nothing
+from rankwise.group.encoding import CONSTRUCTOR
+from rankwise.group.object_block import assemble
 from rankwise.group.work import ArrayWork
-
-SHORT = 1 << 16
-"""Bytes up to which a message from any rank is received in memory of its own, in one call, and copied."""
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
@@ -43,12 +40,10 @@ class Messages(Handle):
     def _refer(self, h: Context | None) -> None:
         self._h = h
         if h is not None:  # the ways of the fastest calls
-            ways = h.shortcuts
-            self._send_array, self._recv_array = ways.send_array, ways.recv_array
-            self._isend_array, self._irecv_array = ways.isend_array, ways.irecv_array
+            self._send_array, self._recv_array = h.shortcuts.send_array, h.shortcuts.recv_array_up_to
 
     def __getattr__(self, name: str) -> Any:
-        if name.endswith("_array") and self._h is None:
+        if name in ("_send_array", "_recv_array"):
             self._live()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -66,26 +61,24 @@ class Messages(Handle):
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Pending:
         context = self._live()
-        to = context.destination(dest, tag)
-        if to is None:
-            return Pending()
-        blocks = simple(buf, False)
-        data, dtype = blocks.packed(), blocks.dtype
-        if copy:
-            data = data.copy()
-        group = context.group
-        work = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
-        return Pending(ArrayWork(work, nothing, group.pending, (group, data)).started())
+        group, start = context.group, context.shortcuts.isend_array
+        x = None if copy else plain(buf)
+        work: Any = None if x is None else start(x, dest, tag, group)
+        if work is None:  # an unusual buffer or rank, or a backend that has no shortcut
+            to = context.destination(dest, tag)
+            if to is None:
+                return Pending()
+            blocks = simple(buf, False)
+            data, dtype = blocks.packed(), blocks.dtype
+            if copy:
+                data = data.copy()
+            work = start(blocks.elements(data), to, int(tag), group)
+            if work is None:
+                inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
+                return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
+        return _started(work)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        x = plain(buf)
-        if x is not None:
-            work: Any = self._isend_array(x, dest, tag, self._live().group)
-            if work is not None:
-                if work is True:
-                    return Request._of(Pending())
-                work.started = True  # it goes on even if the program drops the request
-                return Request._of(Pending(work))
         return Request._of(self._begin_send(buf, dest, tag))
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
@@ -117,54 +110,35 @@ class Messages(Handle):
         return Prequest._of(Persistent(lambda: self.Issend(buf, dest, tag)._live()))
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
-        context = self._live()
-        if context.receives.exact and not context.receives.posted and source != PROC_NULL:
-            message = self._received_now(context, buf, source, tag)
+        x = plain(buf)
+        if x is not None:
+            try:
+                message = self._recv_array(x, _ANY.get(source, source), _ANY.get(tag, tag))
+            except MismatchError:  # the message is too long, or an object, and is still there
+                message = None
             if message is not None:
                 if status is not None:
                     status._set(message)
                 return
         _finish(self._begin_receive(buf, source, tag), status)
 
-    def _received_now(self, context: Context, buf: Any, source: int, tag: int) -> tuple[int, int, int] | None:
-        """Receive in one call of the engine, and return source, tag and bytes; None if the general way must do it."""
-        x = plain(buf)
-        if x is None:
-            blocks = simple(buf, True)
-            whole = blocks.whole()
-            if whole is None:
-                return None
-            x = blocks.elements(whole)
-        try:
-            if source == ANY_SOURCE or tag == ANY_TAG:
-                if x.nbytes <= SHORT and x.flags.writeable:
-                    return self._copied(context, x, _ANY.get(source, source), _ANY.get(tag, tag))
-                found = self._look(source, tag, True)
-                assert found is not None
-                source, tag = found.source, found.tag
-            return (source, tag, x.nbytes) if self._recv_array(x, source, tag) else None
-        except MismatchError:  # the message has another length or dtype, or is an object, and is still there
-            return None
-
-    def _copied(self, context: Context, x: Any, src: Any, label: Any) -> tuple[int, int, int] | None:
-        """Receive a message of any length, and copy it."""
-        found = context.receives.receive_any(src, label, None)
-        if found is NotImplemented:
-            return None
-        block, source, tag, _ = found
-        message = source, tag, len(block)
-        if len(block) > x.nbytes:
-            raise truncated(message, x.nbytes)
-        if len(block):
-            x.view(np.uint8)[: len(block)] = np.frombuffer(block, np.uint8)
-        return message
-
     def _begin_receive(self, buf: Any, source: int, tag: int) -> Pending:
         context = self._live()
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        return Receiving(context.receives, simple(buf, True), src, label)
+        start, x = context.shortcuts.irecv_array_up_to, plain(buf)
+        work = None if x is None else start(x, src, label, context.group)
+        if work is not None:
+            work.started = True
+            return Receiving(context.receives, work, src, label, partial(simple, buf, True), None)
+        blocks = simple(buf, True)
+        room = blocks.room()
+        work = start(blocks.elements(room), src, label, context.group)
+        if work is None:  # on this backend the length must be known
+            return Arriving(context.receives, src, label, blocks)
+        work.started = True
+        return Receiving(context.receives, work, src, label, lambda: blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request._of(self._begin_receive(buf, source, tag))
@@ -218,13 +192,25 @@ class Messages(Handle):
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         context = self._live()
-        to = context.destination(dest, tag)
-        context.group.send_object(wrap(obj) if PICKLE.replaced else obj, to, tag)
+        sent = wrap(obj)
+        if not context.group.arrivals.send_object_plain(sent, dest, tag):
+            to = context.destination(dest, tag)
+            if to is not None:
+                context.receives.engine.send_object_now(parts_of(sent), to, int(tag))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         context = self._live()
+        sent, group = wrap(obj), context.group
+        if context.shortcuts.isend_object_plain(sent, dest, tag):
+            return Request._of(Pending())
         to = context.destination(dest, tag)
-        return Request._of(Pending(context.group.isend_object(wrap(obj), to, tag)))
+        if to is None:
+            return Request._of(Pending())
+        parts = parts_of(sent)
+        if len(parts) > 1:  # they share memory with the object, which may change
+            parts = [assemble(parts)]
+        work = context.receives.engine.send_object(parts, to, int(tag))
+        return Request._of(Pending(ArrayWork(work, nothing, group.pending, group).started()))
 
     bsend, ibsend = send, isend
 
@@ -246,19 +232,20 @@ class Messages(Handle):
         if buf is not None:
             _warn_of(buf)
         context = self._live()
-        if not PICKLE.replaced and source != PROC_NULL:
-            if status is not None:
-                found = self._look(source, tag, True)
-                assert found is not None
-                source, tag = found.source, found.tag
-                status._set(_described(found))
-            elif context.receives.late:
-                context.receives.post_late()
-            src, label = context.source(source, tag)
-            try:
-                return context.group.recv_object(src, label)
-            except MismatchError:  # the message is a buffer, and still there
-                buf = None
+        src, label = _ANY.get(source, source), _ANY.get(tag, tag)
+        try:
+            if status is None:
+                found = context.group.arrivals.recv_object_plain(src, label, None, read_trusted, CONSTRUCTOR)
+                if found is not NotImplemented:
+                    return unwrap(found)
+            else:
+                described = context.shortcuts.recv_object_with_source(src, label, read_trusted, CONSTRUCTOR)
+                if described is not NotImplemented:
+                    found, *message = described
+                    status._set(message)
+                    return unwrap(found)
+        except MismatchError:  # the message is a buffer, and still there
+            buf = None
         return _finish(self._begin_object(source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
@@ -269,7 +256,6 @@ class Messages(Handle):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        context.receives.post_late()
         return Arriving(context.receives, src, label)
 
     def sendrecv(
@@ -294,8 +280,6 @@ class Messages(Handle):
         context = self._live()
         src, label = context.source(source, tag)
         assert src is not None
-        if context.receives.late:
-            context.receives.post_late()
         limit = context.group.timeout if waits else 0.0
         found: Found | None = context.receives.engine.probe(src, label, limit)
         if waits and found is None:
@@ -382,6 +366,14 @@ class Message(Handle, root=True):
         return None if found is None else cls(found)
 
     probe, iprobe = Probe, Iprobe
+
+
+def _started(work: Any) -> Pending:
+    """A send that the engine has begun. It goes on even if the program drops the request."""
+    if work is True:  # it is complete
+        return Pending()
+    work.started = True
+    return Pending(work)
 
 
 def _finish(receiving: Pending, status: Status | None) -> Any:

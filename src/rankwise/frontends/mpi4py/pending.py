@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from rankwise import CollectiveTimeout, Group, MismatchError
-from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap
-from rankwise.frontends.mpi4py.specs import Blocks, address, truncated
+from rankwise.frontends.mpi4py.specs import Blocks, truncated
 from rankwise.frontends.mpi4py.status import EMPTY
 from rankwise.group.object_block import read
 
@@ -42,29 +41,17 @@ class Pending:
     def cancel(self) -> None:
         self.cancelled = self.work is not None and bool(self.work.cancel())
 
+    def awaited(self) -> list[Any]:
+        """The works that it waits for."""
+        return [] if self.work is None else [self.work]
+
 
 class Receives:
-    """The receives of one communicator that have been started with Irecv, in that order, and are not complete."""
+    """How one communicator receives."""
 
     def __init__(self, group: Group) -> None:
         self.comm = group.comm
         self.engine = group.receives
-        self.exact = group.comm.receives is not None
-        """Whether a receive of a known length leaves a message of another length to the next receive."""
-        self.posted: list[Receiving] = []
-        self.receive_now, self.receive_any = self.comm.shortcuts.recv_array, group.arrivals.recv_any_plain
-        self.late: list[Receiving] = []
-        """Those of `posted` that the engine does not know yet."""
-
-    def post_late(self) -> None:
-        """Post them to the engine. Called before a probe, and before a wait that may depend on one of them."""
-        late, self.late = self.late, []
-        for receiving in late:
-            receiving.begin()
-
-
-LATE_BYTES = 1 << 20
-"""Bytes that receives not yet posted to the engine may expect in all; far less than a rank keeps unexpected."""
 
 
 class Arriving(Pending):
@@ -141,7 +128,6 @@ class Arriving(Pending):
         self.complete = True
 
     def cancel(self) -> None:
-        self.receives.post_late()
         if not self.complete and self.work.cancel():
             self.cancelled = True
             self.end()
@@ -151,115 +137,35 @@ _NO_BYTES = np.zeros(0, np.uint8)
 _NONE = pickle.dumps(None, 5)
 
 
-class Receiving(Arriving):
-    """A receive into a buffer, which may be longer than the message.
+class Receiving(Pending):
+    """A receive by the engine into a buffer that may be longer than the message.
 
-    The engine's receive into the buffer itself takes a message that fills it exactly. Another one stays, and is then
-    received in memory of its own and copied. So that no later receive gets it first, only a receive that shares
-    no message with another unfinished one begins as exact.
+    blocks: returns the buffer's blocks. room: memory in which the message arrives first, if it is not the buffer's own.
     """
 
-    blocks: Blocks
-
-    def __init__(self, receives: Receives, blocks: Blocks, source: int, tag: int) -> None:
-        rivals = [other for other in receives.posted if other.rivals(source, tag)]
-        for other in rivals:
-            other.loosen()
-        self.whole = blocks.whole() if receives.exact and not rivals else None
-        self.is_late = False
-        super().__init__(receives, source, tag, blocks)
-        receives.posted.append(self)
-
-    def rivals(self, source: int, tag: int) -> bool:
-        """Whether one message could go to this receive or to one with these arguments."""
-        return (ANY in (source, self.source) or source == self.source) and (ANY in (tag, self.tag) or tag == self.tag)
-
-    def post(self) -> None:
-        """Let the engine know of it: at once, unless the message is short.
-
-        A receive in the background makes the engine's own thread run. A short message is kept where it arrives, so its
-        receive can as well begin when the program waits for it.
-        """
-        expected = 0 if self.whole is None else self.whole.size + sum(one.blocks.nbytes for one in self.receives.late)
-        if self.whole is None or self.work is not None or expected > LATE_BYTES:
-            self.begin()
-        else:
-            self.is_late = True
-            self.receives.late.append(self)
-
-    def begin(self) -> None:
-        self.is_late = False
-        if self.whole is None:
-            super().post()
-            return
-        dtype = self.blocks.dtype
-        count = self.whole.size // dtype.itemsize
-        self.work = self.receives.comm.recv(address(self.whole), count, dtype, self.source, self.tag, self.whole)
-
-    def loosen(self) -> None:
-        """Take a message of any length, before a later receive can take it."""
-        self.receives.post_late()
-        if self.whole is not None and self.work.cancel():
-            self.whole = None
-            self.post()
-        else:
-            self.done()
-
-    def done(self) -> bool:
-        if self.is_late:
-            if self.receives.engine.probe(self.source, self.tag, 0.0) is None:
-                return False
-            self.receives.post_late()
-        return super().done()
+    def __init__(
+        self, receives: Receives, work: Any, source: int, tag: int, blocks: Callable[[], Blocks], room: Bytes | None
+    ) -> None:
+        super().__init__(work)
+        self.receives, self.source, self.tag = receives, source, tag
+        self.blocks, self.room = blocks, room
+        self.complete = False
 
     def wait(self) -> None:
-        if self.is_late and self.whole is not None:
-            self.receives.late.remove(self)
-            received = False
-            try:
-                received = self.received_now(self.whole)
-            finally:  # after an interrupt too, it goes on
-                if not self.complete:
-                    self.begin()
-            if received:
-                return
-        super().wait()
-
-    def received_now(self, whole: Bytes) -> bool:
-        """Receive the message in one call of the engine, unless it has another length, or does not come in time."""
-        source, tag, receives = self.source, self.tag, self.receives
+        if self.complete or self.cancelled:
+            return
         try:
-            if ANY in (source, tag):
-                found = receives.receive_any(source, tag, None)
-                if found is NotImplemented:
-                    return False
-                self.memory, source, tag, _ = found
-                self.message = (source, tag, len(self.memory))
-                self.end()
-                self.deliver()
-                return True
-            if not receives.receive_now(self.blocks.elements(whole), source, tag):
-                return False
-        except MismatchError:  # the message is still there
-            self.whole = None
-            return False
-        self.message = (source, tag, whole.size)
-        self.end()
-        return True
-
-    def finish(self) -> None:
-        if self.whole is None:
-            super().finish()
-        elif self.fits():
-            self.message = (self.work.source, self.work.tag, self.whole.size)
-            self.end()
+            self.work.wait()
+        except MismatchError:  # the message is too long, or an object, and is still there
+            other = Arriving(self.receives, self.source, self.tag, self.blocks())
+            other.wait()
+            self.message = other.message
         else:
-            self.whole = None
-            self.post()
-
-    def end(self) -> None:
+            message: tuple[int, int, int] = self.work.message
+            self.message = message
+            if self.room is not None:
+                self.blocks().unpack(self.room[: message[2]])
         self.complete = True
-        self.receives.posted.remove(self)
 
 
 class ToItself(Pending):
@@ -271,8 +177,6 @@ class ToItself(Pending):
         self.complete = False
 
     def done(self) -> bool:
-        for receiving in list(self.receives.posted):
-            receiving.done()
         self.complete = self.complete or self.receives.engine.probe(self.rank, self.tag, 0.0) is None
         return self.complete
 
@@ -314,6 +218,9 @@ class Persistent(Pending):
         if self.active is not None:
             self.active.cancel()
 
+    def awaited(self) -> list[Any]:
+        return [] if self.active is None else self.active.awaited()
+
 
 class Together(Pending):
     """Several as one; the message is that of the last."""
@@ -330,3 +237,6 @@ class Together(Pending):
         for part in self.parts:
             part.wait()
         self.message = self.parts[-1].message
+
+    def awaited(self) -> list[Any]:
+        return [work for part in self.parts if not part.done() for work in part.awaited()]

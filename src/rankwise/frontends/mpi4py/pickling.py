@@ -6,6 +6,9 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from rankwise.group.encoding import pickled
+from rankwise.group.object_block import pieces, read
+
 
 class Pickle:
     """Encodes objects. `MPI.pickle.__init__(dill.dumps, dill.loads)` makes all lower-case calls use another pickle.
@@ -61,3 +64,13 @@ def wrap(obj: Any) -> Any:
 def unwrap(obj: Any) -> Any:
     """The object of what has arrived."""
     return PICKLE.loads(obj) if PICKLE.replaced else obj
+
+
+def parts_of(obj: Any) -> list[Any]:
+    """An object's encoding in pieces, which share memory with its arrays. Any object may be pickled, as in MPI."""
+    return pieces(*pickled(obj))
+
+
+def read_trusted(block: Any, rank: int) -> Any:
+    """The object in a block that `rank` sent."""
+    return read(block, True, rank)

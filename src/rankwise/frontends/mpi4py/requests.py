@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
@@ -15,7 +16,6 @@ Requests = Sequence["Request"]
 Statuses = "list[Status] | None"
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
-LOOKS = 100  # at each request, before the first pause
 
 
 class Request(Handle, root=True):
@@ -121,7 +121,7 @@ class Request(Handle, root=True):
 
     @classmethod
     def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
-        index, _, found = _until(lambda: cls.testany(requests, status), lambda result: result[1])
+        index, _, found = _until(lambda: cls.testany(requests, status), lambda result: result[1], requests)
         return index, found
 
     @classmethod
@@ -144,7 +144,7 @@ class Request(Handle, root=True):
     @classmethod
     def waitsome(cls, requests: Requests, statuses: Any = None) -> tuple[list[int] | None, Any]:
         return _until(  # type: ignore[no-any-return]
-            lambda: cls.testsome(requests, statuses), lambda result: result[0] is None or result[0]
+            lambda: cls.testsome(requests, statuses), lambda result: result[0] is None or result[0], requests
         )
 
     @classmethod
@@ -213,12 +213,12 @@ def _statuses(given: Any, count: int) -> list[Status | None]:
     return [*given, *[None] * count][:count]
 
 
-def _until(look: Callable[[], Any], found: Callable[[Any], Any]) -> Any:
+def _until(look: Callable[[], Any], found: Callable[[Any], Any], requests: Requests) -> Any:
     """Call `look` until what it returns is wanted."""
-    looks, pause = 0, _SHORTEST_PAUSE
+    pause = _SHORTEST_PAUSE
     while not found(result := look()):
-        looks += 1
-        if looks > LOOKS:
+        works = [work for request in requests if request._h is not None for work in request._h.awaited()]
+        if not works or not works[0]._await_any(works, LONGEST_TIMEOUT):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
     return result

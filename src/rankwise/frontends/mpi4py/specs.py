@@ -46,13 +46,14 @@ class Blocks:
     """Blocks of elements in a buffer, to send from or to receive into.
 
     memory: the buffer's bytes. types, counts, starts: for each block, its datatype, its number of elements, and the
-    offset of its first element in bytes.
+    offset of its first element in bytes. sizes: the bytes of each block.
     """
 
-    __slots__ = ("counts", "memory", "nbytes", "starts", "types")
+    __slots__ = ("counts", "memory", "nbytes", "sizes", "starts", "types")
 
     def __init__(self, memory: Bytes, types: Sequence[Datatype], counts: Sequence[int], starts: Sequence[int]) -> None:
         self.memory, self.types, self.counts, self.starts = memory, types, counts, starts
+        self.sizes = [count * kind._live().size if count else 0 for kind, count in zip(types, counts, strict=True)]
         self.nbytes = sum(self.sizes)
         for kind, count, start in zip(types, counts, starts, strict=True):
             layout = kind._h
@@ -68,14 +69,9 @@ class Blocks:
         return self.types[0] if self.types else BYTE
 
     @property
-    def sizes(self) -> list[int]:
-        """The bytes of each block."""
-        return [count * kind._live().size if count else 0 for kind, count in zip(self.types, self.counts, strict=True)]
-
-    @property
     def dtype(self) -> DType:
         """rankwise's dtype of all the elements; U8 if they have none, or several."""
-        kinds = {kind._dtype for kind in self.types if kind._h is not None}
+        kinds = {kind._h.dtype for kind in self.types if kind._h is not None}
         found = kinds.pop() if len(kinds) == 1 else None
         return DType.U8 if found is None else found
 

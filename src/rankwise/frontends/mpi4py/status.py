@@ -26,8 +26,9 @@ class Status:
         self._fields: array[int] = array("q", (*EMPTY[:2], 0, 0, 0) if status is None else status._fields)
 
     def _set(self, message: tuple[int, int, int], cancelled: bool = False) -> None:
-        source, tag, nbytes = message
-        self._fields[:] = array("q", (source, tag, 0, nbytes, cancelled))
+        fields = self._fields
+        fields[_SOURCE], fields[_TAG], fields[_BYTES] = message
+        fields[_ERROR], fields[_CANCELLED] = 0, cancelled
 
     def __eq__(self, other: object) -> bool:
         return self._fields == other._fields if isinstance(other, Status) else NotImplemented
