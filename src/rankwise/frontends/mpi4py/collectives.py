@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.arrays import dtypes
 from rankwise.contract.operations import (
     ALL_GATHER_V,
     ALL_TO_ALL_V,
@@ -78,7 +79,7 @@ def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: 
             count = data.size // dtype.itemsize
             c.collectives.gather(address(data), address(room), count, dtype, root)
         else:
-            known = c.broadcast_ints(sizes, root)
+            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
             known[c.rank] = data.size
             counts = _elements(known, dtype)
             c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, counts))
@@ -112,7 +113,7 @@ def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes
             count = room.size // dtype.itemsize
             c.collectives.scatter(address(data), address(room), count, dtype, root)
         else:
-            known = c.broadcast_ints(sizes, root)
+            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
             if known[c.rank] > room.size:  # no such scatter is possible, which the other ranks must learn
                 known[c.rank] = room.size
             counts = _elements(known, dtype)
@@ -246,7 +247,7 @@ def _reduce_scatter(
         return _reducing(c, given, into, [count * given.type.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
     if recvcounts is None:
-        sizes = c.all_gather_int(into.nbytes)
+        sizes = c.group._all_gather_ints(np.array(into.nbytes, np.int64)).tolist()
     else:
         sizes = [int(count) * given.type.size for count in recvcounts]
     if sizes[c.rank] < into.nbytes:
@@ -393,6 +394,20 @@ def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
     return c.shortcuts.gather_array(mine, root, into)
 
 
+def _fast_scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
+    into, given = plain(recvbuf), None
+    if into is None or not into.flags.writeable or (dtype := dtypes.from_numpy(into.dtype)) is None:
+        return False
+    if root == c.rank:
+        given = every(sendbuf)
+        if given is None or given.dtype != into.dtype or given.size != into.size * c.size:
+            return False
+        if np.may_share_memory(given, into):
+            return False
+    c.collectives.scatter(0 if given is None else address(given), address(into), into.size, dtype, c.root(root))
+    return True
+
+
 def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     given, into = every(sendbuf), every(recvbuf)
     if given is None or into is None or into.size != given.size or given.size % c.size:
@@ -405,7 +420,7 @@ _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
     "Bcast": (_bcast, _fast_bcast),
     "Gather": (_gather, _fast_gather),
     "Gatherv": (_gatherv, None),
-    "Scatter": (_scatter, None),
+    "Scatter": (_scatter, _fast_scatter),
     "Scatterv": (_scatterv, None),
     "Allgather": (_allgather, _fast_allgather),
     "Allgatherv": (_allgatherv, None),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
-from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.pending import Receives
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
@@ -58,27 +56,3 @@ class Context:
         if not 0 <= rank < self.size:
             raise error("ERR_ROOT", f"root={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
         return int(rank)
-
-    # ---- integers that the ranks exchange about their data, as a part of a collective ----
-
-    def broadcast_ints(self, values: Sequence[int], root: int) -> list[int]:
-        """Root's ints, on every rank. All ranks pass the same number of them."""
-        ints = array("q", values)
-        self.collectives.broadcast(_address(ints), len(ints), DType.I64, root)
-        return ints.tolist()
-
-    def all_gather_int(self, value: int) -> list[int]:
-        """Every rank's int, by rank."""
-        mine, received = array("q", [value]), array("q", [0] * self.size)
-        self.collectives.all_gather(_address(mine), _address(received), 1, DType.I64)
-        return received.tolist()
-
-    def exchange_ints(self, values: Sequence[int]) -> list[int]:
-        """Give values[j] to rank j. Returns the ints received, by rank."""
-        ints, received = array("q", values), array("q", [0] * self.size)
-        self.collectives.all_to_all(_address(ints), _address(received), 1, DType.I64)
-        return received.tolist()
-
-
-def _address(ints: array[int]) -> int:
-    return ints.buffer_info()[0]

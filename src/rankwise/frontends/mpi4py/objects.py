@@ -57,7 +57,7 @@ class ObjectCollectives(Messages):
         found: list[Any] = []
 
         def body() -> None:
-            receives = c.exchange_ints(sends)
+            receives = c.group._exchange_ints(np.array(sends, np.int64)).tolist()
             room = np.empty(sum(receives), np.uint8)
             at = address(data), address(room)
             c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))

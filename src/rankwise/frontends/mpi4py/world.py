@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.frontends.mpi4py.errors import unsupported
 from rankwise.frontends.mpi4py.waiting import Watch
 from rankwise.initialize import connect
+from rankwise.system.locality import locality
 from rankwise.system.settings import Settings
 
 
@@ -58,11 +58,11 @@ class World:
         return made(rw.Group(comm, f"world{list(ranks)}", self.group.backend, self.group, ranks), ranks)
 
     def host_of(self, group: rw.Group) -> int:
-        """A number that the ranks of one host share, and no others of this group. Collective."""
+        """A number that the ranks share that can share memory, and no others of this group. Collective."""
         if group.backend in ("solo", "shm", "threads"):
             return 0
-        hosts = group.all_gather_object(platform.node())
-        found: int = hosts.index(platform.node())
+        here = locality()
+        found: int = group.all_gather_object(here).index(here)
         return found
 
 
