@@ -19,7 +19,20 @@ from clients.run import NotInstalled, environment, variables
 from clients.table import Client
 
 CLIENT = Client(
-    "mpi4py", ("mpi4py==4.1.2", "mpich==5.0.2", "schwimmbad==0.4.2", "emcee==3.1.6", "pylops-mpi==0.8.0"), ()
+    "mpi4py",
+    (
+        "mpi4py==4.1.2",
+        "mpich==5.0.2",
+        "schwimmbad==0.4.2",
+        "emcee==3.1.6",
+        "pylops-mpi==0.8.0",
+        "zeus-mcmc==2.5.4",
+        "ultranest==4.6.3",
+        "cobaya==3.6.2",
+        "ase==3.29.0",
+        "dask-mpi==2026.3.0",
+    ),
+    (),
 )
 PROGRAMS = Path(__file__).with_name("mpi4py")
 SECONDS = 120
