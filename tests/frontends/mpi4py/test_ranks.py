@@ -29,7 +29,11 @@ def test_programs_on_ranks(n: int) -> None:
 @pytest.mark.slow
 def test_over_another_backend() -> None:
     pytest.importorskip("torch")
-    source = "from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == 2\nMPI.COMM_WORLD.sendrecv(1, 0, source=0)"
+    source = (
+        "from mpi4py import MPI\nimport numpy as np\nc, x = MPI.COMM_WORLD, np.zeros(3)\nassert c.allreduce(1) == 2\n"
+        "other = 1 - c.rank\nassert c.sendrecv(c.rank, other, source=other) == other\n"
+        "c.Sendrecv(np.full(2, 1.5), other, recvbuf=x, source=other)\nassert x.tolist() == [1.5, 1.5, 0]"
+    )
     done = subprocess.run([*RUN, "-n", "2", "--mpi4py", "--backend", "gloo", "python", "-c", source], timeout=100)
     assert done.returncode == 0
 
