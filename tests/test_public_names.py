@@ -52,6 +52,7 @@ OPERATIONS = [
     "reduce_scatter",
     "reduce_scatter_v",
     "restore",
+    "rng",
     "scan",
     "scatter",
     "scatter_object",

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     reduce_scatter = _default().reduce_scatter
     reduce_scatter_v = _default().reduce_scatter_v
     restore = _default().restore
+    rng = _default().rng
     scan = _default().scan
     scatter = _default().scatter
     scatter_object = _default().scatter_object
@@ -159,6 +160,7 @@ __all__ = [
     "reduce_scatter_v",
     "registered",
     "restore",
+    "rng",
     "scan",
     "scatter",
     "scatter_object",

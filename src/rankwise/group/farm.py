@@ -10,8 +10,10 @@ from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedEr
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.work import Work
+from rankwise.group.base import GroupBase
 from rankwise.group.messages import Messages
 from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
+from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
 from rankwise.group.sharing import Counter, Sharing
 
@@ -52,7 +54,7 @@ class _Outcome(NamedTuple):
         raise TaskError(f"task {task} raised an error on rank {self.rank}:\n{self.error}", task, self.rank)
 
 
-class _Team(Sharing, PointToPoint, Messages):
+class _Team(ObjectCollectives, Sharing, PointToPoint, Messages):
     """The ranks that work, in a group of their own, so that their messages match no others."""
 
     def close(self) -> None:
@@ -221,7 +223,7 @@ class _Farm:
                 lost = again
 
 
-class Farming(Sharing):
+class Farming(GroupBase):
     """Operations that run functions on the ranks."""
 
     def map(

@@ -24,6 +24,7 @@ from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
 from rankwise.group.persistent import PersistentOperations
+from rankwise.group.random_streams import RandomStreams
 from rankwise.group.recovery import Recovery
 from rankwise.group.scan import Scans
 from rankwise.group.sharing import Sharing
@@ -44,6 +45,7 @@ class Group(
     Messages,
     PersistentOperations,
     RegisteredMemory,
+    RandomStreams,
     Recovery,
     Closeable,
     metaclass=Guessed,

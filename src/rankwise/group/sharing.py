@@ -28,6 +28,7 @@ from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.words import SharedWords
+from rankwise.group.base import GroupBase
 from rankwise.group.objects import ObjectCollectives
 from rankwise.system.host_memory import Handover, create, mapped, take
 from rankwise.system.locality import mark
@@ -228,20 +229,28 @@ class _Hosts:
         self.parts = [part for part in (local, between) if part is not None]
 
 
-class Sharing(ObjectCollectives):
+class Sharing(GroupBase):
     """Operations that make what the ranks of a host share. All are collective.
 
     The memory has no name. It is freed with the last of its views on any rank, even long after the group was closed.
     """
 
     _found_hosts: _Hosts | None = None
+    _found_objects: ObjectCollectives | None = None
 
     @property
     def _hosts(self) -> _Hosts:
         """Collective when it is first used."""
         if self._found_hosts is None:
-            self._found_hosts = _Hosts(self, self._mark())
+            self._found_hosts = _Hosts(self._objects, self._mark())
         return self._found_hosts
+
+    @property
+    def _objects(self) -> ObjectCollectives:
+        """The operations on Python objects among the same ranks."""
+        if self._found_objects is None:
+            self._found_objects = ObjectCollectives(self.comm, self.name)
+        return self._found_objects
 
     def _close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Close the communicators of the hosts, if there are any."""
@@ -276,7 +285,7 @@ class Sharing(ObjectCollectives):
         src = self._rank(src, "src")
         given = self._staged(source(x)) if self.rank == src else None
         about = None if given is None else (int(given.dtype), given.shape, given.kind is TORCH)
-        code, shape, of_torch = self.broadcast_object(about, src)
+        code, shape, of_torch = self._objects.broadcast_object(about, src)
         dtype, kind = DTYPES[code], TORCH if of_torch else NUMPY
         size = prod(shape) * dtype.itemsize
         fd = self._host_memory(size, "share")
@@ -320,7 +329,7 @@ class Sharing(ObjectCollectives):
         """
         wanted, kind = dtype_argument(dtype)
         lengths = shape_argument(shape, "shape", wanted)
-        asked = self.all_gather_object((lengths, int(wanted)))
+        asked = self._objects.all_gather_object((lengths, int(wanted)))
         for rank, (theirs, code) in enumerate(asked):
             if (theirs, code) != asked[0]:
                 first, other = (f"shape {s}, dtype {DTYPE_NAMES[DTYPES[c]]}" for s, c in (asked[0], (theirs, code)))
@@ -400,7 +409,7 @@ class Sharing(ObjectCollectives):
         except BaseException:
             _close(fd)
             raise
-        troubles = self.all_gather_object(trouble)
+        troubles = self._objects.all_gather_object(trouble)
         for kind, text in troubles:
             if kind:
                 _close(fd)
