@@ -1,7 +1,7 @@
 """The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
 frontends, tools, testing -> the public names of rankwise
-       frontends, elastic -> initialize -> group, launch, wrappers, backends
+ frontends, elastic, pool -> initialize -> group, launch, wrappers, backends
        frontends, overlap -> group -> arrays -> contract <- wrappers -> backends -> native
                              frontends, launch, backends -> meeting -> system -> contract
                                          elastic, group, observe -> system
@@ -35,12 +35,13 @@ MAY_IMPORT = {
     # initialize.py joins the group level with the backends.
     "initialize": {"contract", "system", "group", "launch", "backends", "wrappers", "_native"},
     "elastic": {"contract", "system", "arrays", "group", "initialize"},
+    "pool": {"contract", "system", "arrays", "group", "launch", "initialize"},
     # These alone use the package's public names: "rankwise".
     "frontends": {"contract", "system", "meeting", "arrays", "group", "launch", "overlap", "initialize", "rankwise"},
     "tools": {"contract", "system", "launch", "observe", "rankwise"},
     "testing": {"contract", "system", "arrays", "group", "launch", "backends", "initialize", "_native", "rankwise"},
     # The files of the package itself, which are its public names.
-    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "testing", "initialize"},
+    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "pool", "testing", "initialize"},
 }
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
 TOP = {"__init__.py", "initialize.py", "trace.py"}
@@ -61,6 +62,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
+    "pool": {"SegmentView", "end_with"},
     "tools": {"algorithms", "thresholds"},
 }
 # A tool may list the backends; it opens none.

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rankwise.group.work import wait_all, wait_any
     from rankwise.initialize import init
     from rankwise.launch.spawn import spawn
+    from rankwise.pool.local import local
+    from rankwise.pool.pool import Pool
 
     __version__: str
 
@@ -110,6 +112,7 @@ __all__ = [
     "Message",
     "MismatchError",
     "PeerLostError",
+    "Pool",
     "RankwiseError",
     "Received",
     "ReduceOp",
@@ -147,6 +150,7 @@ __all__ = [
     "irecv_object",
     "isend",
     "isend_object",
+    "local",
     "lock",
     "overlap",
     "premul_sum",
@@ -194,6 +198,8 @@ _MODULES = {
     "rankwise.group.work": ("wait_all", "wait_any"),
     "rankwise.contract.message": ("ANY", "Message"),
     "rankwise.launch.spawn": ("spawn",),
+    "rankwise.pool.local": ("local",),
+    "rankwise.pool.pool": ("Pool",),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),
     "rankwise.contract.errors": (

@@ -12,23 +12,22 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from rankwise._native import Segment, SegmentView
+from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
-from rankwise.contract.failure_kinds import ERROR
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
-from rankwise.launch.rank_process import RankProcess, leave_terminal, placed
+from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess, leave_terminal, leftovers, placed
 from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
 from rankwise.system.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
@@ -46,11 +45,6 @@ QUIET = 0.1  # seconds without output after which an incomplete line is shown on
 POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
-
-# How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
-# by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
-_OWN_SESSION: dict[str, Any] = {"start_new_session": True}
-_SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else _OWN_SESSION
 
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
@@ -130,6 +124,7 @@ class LocalJob:
         self._failures = -1  # the memory in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
+        self._handling = threading.RLock()  # held while events are handled
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
         self._pipes: dict[int, OutputStream] = {}
         self._plan: list[tuple[float, int]] = []  # the signals to send, with their times
@@ -209,13 +204,13 @@ class LocalJob:
 
         With several nodes, it returns when the ranks of all nodes have ended.
         """
-        while self._running():
-            self._step(None)
-        if self._leftovers():
+        while self.running():
+            self.step(None)
+        if leftovers(self._started):
             now = time.monotonic()
             self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
-            while self._leftovers() and time.monotonic() < now + 2 * GRACE:
-                self._step(0.01)
+            while leftovers(self._started) and time.monotonic() < now + 2 * GRACE:
+                self.step(0.01)
         self._over = True
         for fd in list(self._pipes):
             self._drain(fd)
@@ -226,7 +221,7 @@ class LocalJob:
         if self.nodes is not None:
             self.nodes.report(self.ending)
             while self.nodes.outcome is None:
-                self._step(None)
+                self.step(None)
 
     def interrupt(self, signum: int) -> None:
         """Pass a signal on to the ranks. Those that it does not end are ended a moment later.
@@ -235,7 +230,7 @@ class LocalJob:
         """
         if self.interrupted is None:
             self.interrupted = signum
-            self.survivors = self._running()
+            self.survivors = self.running()
             self._end_after_grace()
         self._signal_all(signum)
 
@@ -279,7 +274,7 @@ class LocalJob:
                 break
             self.ranks.append(self._start_rank(index))
         if self.interrupted is not None:  # perhaps while a rank was being started, which was not counted
-            self.survivors = max(self.survivors, self._running())
+            self.survivors = max(self.survivors, self.running())
 
     def _start_rank(self, index: int, replaced: RankProcess | None = None) -> RankProcess:
         assert self._segment is not None
@@ -292,7 +287,7 @@ class LocalJob:
 
         segment_fd = self._segment.fd
         number = self.first + index
-        session = _SAME_SESSION if self._n > usable_cores() else _OWN_SESSION
+        session = SAME_SESSION if self._n > usable_cores() else OWN_SESSION
         environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
         with placed(None if self._places is None else self._places[index]):
             process = subprocess.Popen(
@@ -379,11 +374,33 @@ class LocalJob:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // users)))
         return env
 
-    def _listen(self, fd: int, ready: Callable[[int], object]) -> None:
-        os.set_blocking(fd, False)
+    def listen(self, fd: int, ready: Callable[[int], object]) -> None:
+        """From now on, `step` calls `ready(fd)` whenever the descriptor is readable."""
         self._selector.register(fd, selectors.EVENT_READ, ready)
 
-    def _step(self, limit: float | None) -> None:
+    def unlisten(self, fd: int) -> bool:
+        """End that. Returns whether anybody listened."""
+        try:
+            self._selector.unregister(fd)
+        except KeyError:
+            return False
+        return True
+
+    def _listen(self, fd: int, ready: Callable[[int], object]) -> None:
+        os.set_blocking(fd, False)
+        self.listen(fd, ready)
+
+    def drain(self, rank: int | None = None) -> None:
+        """Write all that has been printed by this rank, which pauses, or by all of them. Any thread may call it."""
+        for key, _ in self._selector.select(0):
+            with self._handling:
+                for _ in range(PIPE_LIMIT // PIECE):
+                    if key.fd not in self._pipes or not self._read(key.fd):
+                        break
+        with self._handling:  # the other thread may still be writing what it has read
+            self._output.flush(rank)
+
+    def step(self, limit: float | None) -> None:
         """Sleep for at most `limit` seconds until an event happens or a signal is due, and handle it."""
         waits = [] if limit is None else [limit]
         due = [at for at, _ in self._plan[:1]] + ([] if self._left_out_until is None else [self._left_out_until])
@@ -394,6 +411,10 @@ class LocalJob:
         if self._polled:
             waits.append(POLL)
         events = self._selector.select(min(waits, default=None))
+        with self._handling:
+            self._handle(events, holding)
+
+    def _handle(self, events: list[tuple[selectors.SelectorKey, int]], holding: bool) -> None:
         if not events:
             self._output.quiet()
         if holding:
@@ -435,35 +456,24 @@ class LocalJob:
         rank.joined_as = pid or rank.pid
         rank.done = self._membership.of_rank(rank.number) == DONE
         if rank.returncode:
-            self._read_failure(rank)
+            rank.read_failure(self._failures, self.segment_fd)
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
-        if rank.returncode == 0:
+        finished = rank.returncode == 0 and not self.losses.stay
+        if finished:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one
-        if rank.returncode == 0 or (self._ending and not rank.left_out) or self.interrupted is not None:
+        if finished or (self._ending and not rank.left_out) or self.interrupted is not None:
             return
         # The ranks are being ended, perhaps because a rank of another node failed.
         if (self.failures or self._plan) and not rank.left_out:
             self.failures.append(rank)
         elif (action := self.losses.add(rank)) == END:
-            self.survivors = self._running()
+            self.survivors = self.running()
             self.failures += self.losses.without
             self._end_after_grace()
         else:
             self._go_on(rank, action)
             if self.nodes is not None:
                 self.nodes.lose(rank.end, rank.code)
-
-    def _read_failure(self, rank: RankProcess) -> None:
-        """What the rank has reported. If it ended for its own reasons after its last operation failed, that counts."""
-        from rankwise.system import failure_report  # imports dataclasses, without which the launcher starts sooner
-
-        report = failure_report.read(self._failures, rank.number)
-        failure_report.forget(self._failures, rank.number)
-        rank.failure = report.uncaught
-        if report.latest is not None and (report.uncaught is None or report.uncaught.kind == ERROR):
-            last = SegmentView(self.segment_fd).state(rank.index).operation
-            if last is not None and last.failed:
-                rank.failure = report.latest
 
     def _only_left_out_run(self) -> bool:
         """Whether ranks still run, but only ranks that the others left out."""
@@ -486,7 +496,7 @@ class LocalJob:
         if nodes.ending and self.interrupted is None:
             self.interrupt(nodes.ending)
         elif nodes.ending == 0 and not (self.failures or self._plan or self._ending):
-            self.survivors = self._running()
+            self.survivors = self.running()
             self._end_after_grace()
 
     def _go_on(self, rank: RankProcess, action: str) -> None:
@@ -498,7 +508,7 @@ class LocalJob:
             self._drain(pipe.fileno())
             pipe.close()
         self._output.forget(rank.number)
-        self._output.note(f"rankwise: {self.losses.news(rank, action, self._running())}")
+        self._output.note(f"rankwise: {self.losses.news(rank, action, self.running())}")
         if action == GO_ON:
             self._segment.give_up(rank.index)
             return
@@ -508,7 +518,7 @@ class LocalJob:
             why = f"rank {rank.number} could not be started again: {error.strerror}"
             raise OSError(error.errno, why) from error
 
-    def _running(self) -> int:
+    def running(self) -> int:
         return sum(rank.returncode is None for rank in self.ranks)
 
     def _end_after_grace(self) -> None:
@@ -518,19 +528,6 @@ class LocalJob:
     def _signal_all(self, signum: int) -> None:
         for rank in () if self._over else self._started:  # once they are over, their pids may be other processes'
             rank.signal_group(signum)
-
-    def _leftovers(self) -> bool:
-        """Whether the ranks' groups still have processes. Children of ours that have ended are reaped."""
-        left = False
-        for rank in self._started:
-            rank.process.poll()
-            try:
-                while os.waitid(os.P_PGID, rank.pid, os.WEXITED | os.WNOHANG) is not None:
-                    pass
-            except ChildProcessError:
-                pass  # none of them is a child of this process
-            left = rank.signal_group(0) or left
-        return left
 
     def _read(self, fd: int) -> bool:
         """Forward at most one piece of a pipe's content. Returns False if the pipe is empty or closed."""
@@ -570,7 +567,7 @@ class LocalJob:
             if not self._over:
                 self._signal_all(signal.SIGTERM)
                 deadline = time.monotonic() + GRACE
-                while self._leftovers() and time.monotonic() < deadline:
+                while leftovers(self._started) and time.monotonic() < deadline:
                     time.sleep(0.01)
         finally:
             if not self._over:

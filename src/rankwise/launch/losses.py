@@ -20,10 +20,12 @@ class Losses:
 
     n: how many ranks the job has. restarts: how often each rank may be started again. keep_going: whether
     the other ranks go on when a rank is lost for good. min_ranks: how many ranks must then be left;
-    without keep_going all of them.
+    without keep_going all of them. stay: whether a rank that exits with 0 is lost too, as in a pool.
 
     Raises ValueError for a negative `restarts`, and for a `min_ranks` that is not between 1 and n.
     """
+
+    stay = False
 
     def __init__(self, n: int, *, restarts: int = 0, keep_going: bool = False, min_ranks: int = 1) -> None:
         if restarts < 0:

@@ -180,6 +180,15 @@ class OutputMultiplexer:
             for stream in streams:
                 stream.held = bytearray()
 
+    def flush(self, rank: int | None = None) -> None:
+        """Write what is held or incomplete of one rank or of all, because they pause."""
+        self.release(rank)
+        for stream in self._streams if rank is None else self._pairs[rank]:
+            if len(stream.line) > stream.shown:
+                self._incomplete(stream)
+            if stream.sink.long is stream:
+                self._end_long(stream.sink)
+
     def _lines(self, stream: OutputStream, data: bytes) -> None:
         """Write the lines of a stream, or hold them from the beginning of a traceback on."""
         if not stream.held and stream.rank >= 0 and (traceback := re.search(_TRACEBACK, data)):

@@ -5,17 +5,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import termios
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
+from rankwise._native import SegmentView
+from rankwise.contract.failure_kinds import ERROR
 from rankwise.system.words import signal_name
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     import subprocess
+    from typing import Any
 
     from rankwise.contract.failure import Failure
+
+# How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
+# by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
+OWN_SESSION: dict[str, Any] = {"start_new_session": True}
+SAME_SESSION: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else OWN_SESSION
 
 
 class RankProcess:
@@ -136,6 +145,18 @@ class RankProcess:
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
+    def read_failure(self, failures_fd: int, segment_fd: int) -> None:
+        """What the rank has reported. If it ended for its own reasons after its last operation failed, that counts."""
+        from rankwise.system import failure_report  # imports dataclasses, without which the launcher starts sooner
+
+        report = failure_report.read(failures_fd, self.number)
+        failure_report.forget(failures_fd, self.number)
+        self.failure = report.uncaught
+        if report.latest is not None and (report.uncaught is None or report.uncaught.kind == ERROR):
+            last = SegmentView(segment_fd).state(self.index).operation
+            if last is not None and last.failed:
+                self.failure = report.latest
+
     def signal_group(self, signum: int) -> bool:
         """Send a signal to the rank's whole group; 0 sends none. Returns False if no process is left."""
         try:
@@ -167,3 +188,17 @@ def placed(cpus: Collection[int] | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def leftovers(ranks: Sequence[RankProcess]) -> bool:
+    """Whether the ranks' groups still have processes. Children of ours that have ended are reaped."""
+    left = False
+    for rank in ranks:
+        rank.process.poll()
+        try:
+            while os.waitid(os.P_PGID, rank.pid, os.WEXITED | os.WNOHANG) is not None:
+                pass
+        except ChildProcessError:
+            pass  # none of them is a child of this process
+        left = rank.signal_group(0) or left
+    return left

@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -90,7 +91,7 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         _raise_failure(job, reports)
     if reason := job.ending.reason:  # their last calls differ, which none of them noticed
         raise MismatchError(reason)
-    return [_unpickled(data, f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)]
+    return [unpickled(partial(pickle.loads, data), f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)]
 
 
 def module_path(fn: Callable[..., object]) -> list[str]:
@@ -122,9 +123,10 @@ def _report(file: BinaryIO) -> tuple[bytes, bytes]:
     return file.read(1), file.read()
 
 
-def _unpickled(data: bytes, what: str) -> Any:
+def unpickled(load: Callable[[], T], what: str) -> T:
+    """What `load` unpickles; `what` names it in the error."""
     try:
-        return pickle.loads(data)
+        return load()
     except Exception as error:  # whatever its classes raise
         why = f"{type(error).__name__}: {error}"
         raise TypeError(f"{what} cannot be unpickled in this process: {why}") from error
@@ -136,26 +138,29 @@ def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
     for rank in [*job.failures, *(rank for rank in job.ranks if rank.returncode == 0)]:
         kind, data = reports[rank.number]
         if kind == ERROR:
-            error = _error(rank, *pickle.loads(data))
+            error = raised_on(rank.number, data)
             if not (rank.is_survivor or isinstance(error, PeerLostError)):
                 raise error
             lost = lost or error
         elif not kind or rank.returncode:
-            raise _died(rank)
+            raise died(rank)
     assert lost is not None
     raise lost
 
 
-def _error(rank: RankProcess, pickled: bytes, text: str) -> BaseException:
+def raised_on(rank: int, report: bytes) -> BaseException:
+    """The error that a rank reports. Its cause is the traceback there."""
+    pickled, text = pickle.loads(report)
     try:
-        error: BaseException = _unpickled(pickled, "the error")
+        error: BaseException = unpickled(partial(pickle.loads, pickled), "the error")
     except TypeError:
-        error = RankwiseError(f"rank {rank.number} raised {text.rstrip().splitlines()[-1]}")
-    error.__cause__ = RankTraceback(f"rank {rank.number}:\n{text}")
+        error = RankwiseError(f"rank {rank} raised {text.rstrip().splitlines()[-1]}")
+    error.__cause__ = RankTraceback(f"rank {rank}:\n{text}")
     return error
 
 
-def _died(rank: RankProcess) -> PeerLostError:
+def died(rank: RankProcess) -> PeerLostError:
+    """The error of a rank that ended without a result."""
     what = "without a result" if rank.returncode == 0 else ""
     return PeerLostError(
         f"rank {rank.number} {rank.how}{rank.where} {what}".rstrip(),

@@ -18,7 +18,8 @@ RESULT, ERROR = b"R", b"E"
 """The first byte of a rank's report. After it comes the pickled result, or a pickle of the pickled error and its
 traceback as text."""
 
-_CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
+CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
+"""What pickling raises for an object that cannot be sent to another process."""
 
 
 def main(payload: BinaryIO, results: Sequence[int]) -> None:
@@ -35,7 +36,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     result = fn(*args, **kwargs)
     try:
         report = pickler(fn)(result)
-    except _CANNOT_TRAVEL as error:
+    except CANNOT_TRAVEL as error:
         raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
     _write(results[rank], RESULT + report)
 
@@ -57,16 +58,20 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
 
 
 def _report_error(fd: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    while (
-        trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ("<string>", __file__)
-    ):
-        trace = trace.tb_next  # leave out the frames of this file
-    text = "".join(traceback.format_exception(kind, error, trace))
+    _write(fd, ERROR + error_report(error.with_traceback(trace), "<string>", __file__))
+
+
+def error_report(error: BaseException, *files: str) -> bytes:
+    """An error, with its traceback as text from the first frame that is in none of these files."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in files:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
     try:
-        pickled = pickler(_report_error)(error)
-    except _CANNOT_TRAVEL:
+        pickled = pickler(error_report)(error)
+    except CANNOT_TRAVEL:
         pickled = b""
-    _write(fd, ERROR + pickle.dumps((pickled, text)))
+    return pickle.dumps((pickled, text))
 
 
 def _write(fd: int, report: bytes) -> None:

@@ -1,0 +1,306 @@
+"""Deals calls to ranks: tasks to whichever rank is free, and calls that all ranks make at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
+from rankwise.launch.spawn import module_path, raised_on, unpickled
+from rankwise.launch.spawn_worker import CANNOT_TRAVEL, pickler
+from rankwise.pool import wire
+
+MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
+
+
+@dataclass
+class Outcome:
+    """What came of a rank's call: a reply, or the loss of the rank."""
+
+    rank: int
+    kind: bytes = b""
+    parts: Sequence[Any] = ()
+    lost: PeerLostError | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.lost is not None or self.kind == wire.ERROR
+
+    def error(self) -> Exception:
+        """The error of a call that failed. Python's signals to end, such as SystemExit, end only the rank's call."""
+        if self.lost is not None:
+            return self.lost
+        error = raised_on(self.rank, self.parts[0])
+        if isinstance(error, Exception):
+            return error
+        ended = RankwiseError(f"rank {self.rank} raised {type(error).__name__}{f': {error}' if str(error) else ''}")
+        ended.__cause__ = error.__cause__
+        return ended
+
+    def result(self) -> Any:
+        return unpickled(partial(wire.unpacked, self.parts), f"the result of rank {self.rank}")
+
+
+class Ranks(Protocol):
+    """The ranks of a pool, as the dealer sees them; they call its methods `deal` to `broke`."""
+
+    n: int
+
+    def here(self) -> None:
+        """Output of the ranks goes to where this thread writes now."""
+
+    def wake(self) -> None:
+        """Let the pool's thread call `deal`."""
+
+    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
+        """Let a free rank make a call; called by `deal`. A loss of the rank is told later."""
+
+    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+        """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""
+
+    def interrupt(self, ranks: Collection[int]) -> None:
+        """Interrupt the calls of these ranks."""
+
+    def check(self) -> str:
+        """After a call on all ranks: how their collectives differ or failed without an error, or ""."""
+
+    def close(self, *, now: bool) -> None:
+        """Wait until the ranks have ended. now: also if they are in a call."""
+
+
+class TaskFuture(Future[Any]):
+    """The future of a task. Ctrl-C in `result` interrupts the task too."""
+
+    def __init__(self, dealer: Dealer) -> None:
+        super().__init__()
+        self._dealer = dealer
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return super().result(timeout)
+        except KeyboardInterrupt:
+            self._dealer.interrupt(self)
+            raise
+
+
+@dataclass(eq=False)
+class Task:
+    """A call that one rank makes. lost: whether a rank was lost that made it before."""
+
+    parts: wire.Parts
+    path: list[str]
+    future: TaskFuture
+    lost: bool = False
+
+
+class Dealer:
+    """The state of a pool. Its methods may be called in any thread."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._changed = threading.Condition(threading.RLock())
+        self._calling = threading.Lock()  # held during a call on all ranks
+        self._waiting: deque[Task] = deque()
+        self._alive: set[int] = set()
+        self._running: dict[int, Task] = {}
+        self._reserved = False  # the ranks are wanted for a call on all of them, or in one
+        self._stale = False  # the ranks must meet anew before such a call
+        self._ended: BaseException | None = None
+        self._paths: tuple[object, list[str]] = (None, [])
+
+    # ---- for the pool ----
+
+    def submit(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """A task, for the next free rank."""
+        task = Task(*self._packed(fn, args, kwargs), TaskFuture(self))
+        self.ranks.here()
+        with self._changed:
+            self._check()
+            self._waiting.append(task)
+        self.ranks.wake()
+        return task.future
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """A call on all ranks, as soon as all of them are free."""
+        parts, path = self._packed(fn, args, kwargs)
+        self.ranks.here()
+        with self._calling:
+            try:
+                self._reserve()
+                outcomes = self._call(parts, path)
+            finally:
+                with self._changed:
+                    self._reserved = False
+                    waiting = bool(self._waiting or self._ended)
+                if waiting:
+                    self.ranks.wake()
+        return [outcome.result() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
+
+    def interrupt(self, future: Future[Any] | None = None) -> None:
+        """Interrupt the rank that runs this task, or all ranks that run one."""
+        with self._changed:  # so that no rank begins another task meanwhile
+            self.ranks.interrupt([rank for rank, task in self._running.items() if future in (None, task.future)])
+
+    def shutdown(self, *, wait: bool, cancel: bool, now: bool = False) -> None:
+        """No further calls; end the ranks when the tasks are done, with `wait` before this returns."""
+        with self._changed:
+            self._ended = self._ended or ClosedError("the pool has been shut down")
+            dropped = list(self._waiting) if cancel or now else []
+            for task in dropped:
+                self._waiting.remove(task)
+            self._changed.notify_all()
+        for task in dropped:
+            task.future.cancel()
+        if wait and not now:
+            with self._changed:
+                self._changed.wait_for(lambda: not (self._waiting or self._running))
+        if wait or now:
+            self.ranks.close(now=now)
+        else:
+            self.ranks.wake()
+
+    # ---- for the ranks ----
+
+    def deal(self) -> bool:
+        """Give waiting tasks to free ranks. Returns whether the pool has been shut down and has nothing left to do."""
+        with self._changed:
+            while self._waiting and not self._reserved and (free := self._alive.difference(self._running)):
+                task = self._waiting.popleft()
+                if task.lost or task.future.set_running_or_notify_cancel():
+                    rank = min(free)
+                    self._running[rank] = task
+                    self.ranks.send_task(rank, task.parts, task.path)
+            self._changed.notify_all()
+            return self._ended is not None and not (self._waiting or self._running or self._reserved)
+
+    def joined(self, rank: int) -> None:
+        """A rank is ready for calls."""
+        with self._changed:
+            self._alive.add(rank)
+            self._changed.notify_all()
+
+    def answered(self, outcome: Outcome) -> None:
+        """A rank has done its task."""
+        with self._changed:
+            task = self._running.pop(outcome.rank)
+            self._changed.notify_all()
+        _settle(task.future, outcome)
+
+    def lost(self, rank: int, error: PeerLostError) -> None:
+        """A rank's process has ended. Its task is done again, once."""
+        with self._changed:
+            self._alive.discard(rank)
+            self._stale = True
+            task = self._running.pop(rank, None)
+            if task is not None and not task.lost:
+                task.lost = True
+                self._waiting.appendleft(task)
+                task = None
+            self._changed.notify_all()
+        if task is not None:
+            _settle(task.future, Outcome(rank, lost=error))
+
+    def broke(self, error: BaseException) -> None:
+        """The ranks have ended, or cannot go on."""
+        with self._changed:
+            self._ended = self._ended or error
+            left = [*self._running.values(), *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+        for task in left:
+            if not task.future.cancelled():
+                task.future.set_exception(error)
+
+    # ---- within ----
+
+    def _check(self) -> None:
+        if isinstance(self._ended, ClosedError):
+            raise ClosedError(f"{self._ended}; make a new one")
+        if self._ended is not None:
+            raise self._ended
+
+    def _packed(self, fn: Callable[..., Any], args: object, kwargs: object) -> tuple[list[Any], list[str]]:
+        if not callable(fn):
+            raise TypeError(f"fn={fn!r}: expected a function")
+        try:
+            parts = wire.packed((fn, args, kwargs), pickler(fn))
+        except CANNOT_TRAVEL as error:
+            raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
+        return parts, self._path(fn)
+
+    def _path(self, fn: Callable[..., Any]) -> list[str]:
+        """sys.path for the ranks, the same object as long as it is the same list."""
+        key = (getattr(fn, "__module__", None), sys.path[:])
+        if self._paths[0] != key:
+            path = module_path(fn)
+            self._paths = key, self._paths[1] if self._paths[1] == path else path
+        return self._paths[1]
+
+    def _reserve(self) -> None:
+        with self._changed:
+            self._reserved = True
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        with self._changed:
+            self._check()
+            self._changed.wait_for(
+                lambda: (len(self._alive) == self.ranks.n and not self._running) or self._ended is not None
+            )
+            self._check()
+
+    def _call(self, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+        if self._stale:
+            self._meet(path)
+        well = False
+        try:
+            outcomes = self.ranks.call(wire.CALL, parts, path)
+            failed = [outcome for outcome in outcomes if outcome.failed]
+            why = "" if failed else self.ranks.check()
+            well = not (failed or why or any(outcome.kind == wire.FAILED_GROUP for outcome in outcomes))
+        finally:
+            if not well:
+                self._stale = True
+        if failed:
+            raise _to_blame(failed)
+        if why:
+            raise MismatchError(why)
+        return outcomes
+
+    def _meet(self, path: list[str]) -> None:
+        """The ranks make a new group, as often as some of them are lost meanwhile."""
+        for _ in range(MEETINGS):
+            self._wait_for_all()
+            self._stale = False
+            failed = [outcome for outcome in self.ranks.call(wire.MEET, [b""], path) if outcome.failed]
+            if not failed:
+                return
+            self._stale = True
+        raise _to_blame(failed)
+
+
+def _to_blame(failed: Sequence[Outcome]) -> Exception:
+    """The first error that does not merely follow from that of another rank, or from its loss."""
+    errors = [outcome.error() for outcome in failed]
+    own = [error for error in errors if not isinstance(error, PeerLostError) and type(error) is not RankwiseError]
+    lost = [outcome.lost for outcome in failed if outcome.lost is not None]
+    return [*own, *lost, *errors][0]
+
+
+def _settle(future: TaskFuture, outcome: Outcome) -> None:
+    if outcome.failed:
+        future.set_exception(outcome.error())
+        return
+    try:
+        result = outcome.result()
+    except TypeError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,52 @@
+"""`rw.local`: what a rank keeps from one call of a pool to the next."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from rankwise.contract.public import public
+from rankwise.group.default_group import thread_is_rank
+
+_of_process: dict[str, Any] = {}
+_of_thread = threading.local()
+
+
+def _names() -> dict[str, Any]:
+    """This rank's namespace: the process's, or the thread's if that is a rank of its own, as in run_ranks."""
+    return vars(_of_thread) if thread_is_rank() else _of_process
+
+
+@public
+class Local:
+    """The namespace of a rank: an attribute that a function of a pool leaves in it is there in the next call.
+
+    It lasts as long as the rank's process. If a rank of a pool dies, the process that replaces it begins with an empty
+    one. In a process that is no rank of a pool it is an ordinary namespace.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _names()[name]
+        except KeyError:
+            raise AttributeError(
+                f"rw.local has no attribute {name!r} on this rank; no function has left it there, or the rank's "
+                "process was replaced since"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _names()[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        getattr(self, name)
+        del _names()[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted(_names())
+
+    def __reduce__(self) -> str:
+        return "local"  # the receiver's own
+
+
+local = Local()
+"""This rank's namespace."""

@@ -1,0 +1,161 @@
+"""`rankwise.Pool`: ranks that stay, for tasks and for calls that all of them make."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from rankwise.contract.public import public
+from rankwise.contract.timeouts import check_timeout
+from rankwise.launch.limits import check_ranks
+from rankwise.pool.dealer import Dealer
+from rankwise.pool.processes import Processes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@public
+class Pool(Executor):
+    """n ranks, processes of this host, that stay for many calls: an Executor whose workers can communicate.
+
+    A function that the pool calls finds its group by `rw.init()`, and keeps what later calls need in `rw.local`, a
+    namespace of its rank. `run` calls a function on all ranks at once, `submit` and `map` on whichever rank is free;
+    collectives belong in `run`. Functions, arguments and results travel as those of `rw.spawn` do; the memory of large
+    arrays is not pickled. What the ranks print appears, in whole lines, where this process prints.
+
+    An error is raised in the caller, and its cause is the traceback on that rank; the ranks go on. A rank that dies is
+    replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was in is done
+    again by another rank, once; `run` raises PeerLostError. Ctrl-C during a call interrupts it on the ranks, and keeps
+    them. When this process ends, or the pool is no longer used, its ranks end.
+
+    Args:
+        n: the number of ranks.
+        timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300.
+
+    Raises:
+        ValueError: n is below 1 or above 1024.
+
+    Example:
+        >>> def load(scale):
+        ...     rw.local.part = np.full(2, scale * rw.init().rank)
+        >>> def total():
+        ...     return rw.init().all_reduce(rw.local.part.copy()).tolist()
+        >>> with rw.Pool(3) as pool:  # doctest: +SKIP
+        ...     pool.run(load, 10)
+        ...     pool.run(total)
+        ...     list(pool.map(abs, [-1, 2, -3]))
+        [None, None, None]
+        [[30, 30], [30, 30], [30, 30]]
+        [1, 2, 3]
+    """
+
+    def __init__(self, n: int, *, timeout: float | None = None) -> None:
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise TypeError(f"n={n!r}: expected a number of ranks")
+        check_ranks(n)
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        self.n = n
+        ranks = Processes(n, timeout)
+        self._dealer = Dealer(ranks)
+        # At the interpreter's exit too. It knows the dealer, so that it does not keep the pool.
+        self._end = weakref.finalize(self, partial(self._dealer.shutdown, wait=False, cancel=True, now=True))
+        ranks.start(self._dealer)
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self.n} ranks{'' if self._end.alive else ', shut down'}>"
+
+    def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call `fn(*args, **kwargs)` on every rank at once; return the results, by rank.
+
+        It waits for the tasks that are running; tasks that wait begin after it. If fn raises on a rank, operations of
+        the group fail on the others, which have a second to end the call on their own before they are interrupted. The
+        ranks then meet in a new group before the next `run`, so `rw.init()` must be called again.
+
+        Raises:
+            PeerLostError: a rank died.
+            MismatchError: the ranks returned after different collectives.
+            TypeError: fn, its arguments or a result cannot be pickled.
+            ClosedError: the pool has been shut down.
+
+        Example:
+            >>> pool.run(divmod, 7, 2)  # doctest: +SKIP
+            [(3, 1), (3, 1), (3, 1)]
+        """
+        return self._dealer.run(fn, args, kwargs)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn(*args, **kwargs)` on the next free rank; return its future, as concurrent.futures has it.
+
+        Ctrl-C in the future's `result` interrupts the task.
+
+        Example:
+            >>> pool.submit(divmod, 7, 2).result()  # doctest: +SKIP
+            (3, 1)
+        """
+        return self._dealer.submit(fn, args, kwargs)
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """Call fn on each element, or each tuple of elements, of the iterables; yield the results in order.
+
+        Args:
+            timeout: seconds from now within which the results must come, else TimeoutError is raised.
+            chunksize: how many elements make up one task; more is faster if fn takes less than a millisecond.
+
+        Example:
+            >>> list(pool.map(abs, [-1, 2, -3], chunksize=2))  # doctest: +SKIP
+            [1, 2, 3]
+        """
+        if chunksize < 1:
+            raise ValueError(f"chunksize={chunksize}: expected at least 1")
+        end = None if timeout is None else time.monotonic() + timeout
+        calls = zip(*iterables, strict=False)
+        futures = []
+        while chunk := list(islice(calls, chunksize)):
+            futures.append(self.submit(_chunk, fn, chunk))
+        return self._results(futures[::-1], end)
+
+    def _results(self, futures: list[Future[list[T]]], end: float | None) -> Iterator[T]:
+        try:
+            while futures:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                yield from futures.pop().result(left)
+        except KeyboardInterrupt:
+            for future in futures:
+                self._dealer.interrupt(future)
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the ranks when the submitted tasks are done. May be repeated.
+
+        Args:
+            wait: whether to return only when the ranks have ended.
+            cancel_futures: drop the tasks that have not begun.
+
+        Example:
+            >>> pool.shutdown()  # doctest: +SKIP
+        """
+        self._dealer.shutdown(wait=wait, cancel=cancel_futures)
+        if wait:
+            self._end.detach()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
+
+def _chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
+    return [fn(*call) for call in calls]

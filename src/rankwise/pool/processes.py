@@ -1,0 +1,351 @@
+"""The ranks of a pool that are processes of this host: they are started, connected, replaced, and ended."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what the module signal is made of
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
+from threading import get_ident
+from typing import Any, TextIO
+
+from rankwise._native import SegmentView
+from rankwise.contract.errors import ClosedError, PeerLostError
+from rankwise.launch.last_calls import difference
+from rankwise.launch.local import LocalJob
+from rankwise.launch.losses import END, RESTART, Losses
+from rankwise.launch.output import OutputMultiplexer
+from rankwise.launch.rank_process import RankProcess
+from rankwise.launch.spawn import died
+from rankwise.pool import wire
+from rankwise.pool.dealer import Dealer, Outcome
+
+GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
+EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
+CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared
+TRIES = 3  # how often in a row a replacement may die before it is ready
+
+SIGINT = int(signal.SIGINT)
+_MAIN = threading.main_thread().ident
+
+# The first code that a rank runs. It sets the client's sys.path, so that everything else can be imported.
+_BOOT = """\
+import pickle, sys
+sys.path[:] = pickle.load(open('/proc/self/fd/' + sys.argv[1], 'rb'))
+from rankwise.pool.worker import main
+main(int(sys.argv[2]))
+"""
+
+
+class _Place:
+    """Where ranks' output goes: this process's stream, as it was when the pool was last called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.stream: TextIO | None = getattr(sys, name)
+
+    def update(self) -> None:
+        self.stream = getattr(sys, self._name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    @property
+    def buffer(self) -> Any:
+        return getattr(self.stream, "buffer", None)
+
+    def write(self, text: str) -> None:
+        if self.stream is not None:
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
+
+
+class _Replaced(Losses):
+    """The rule of a pool for lost ranks: each is replaced, however it ended, until the pool is shut down."""
+
+    stay = True
+
+    def __init__(self, n: int, lost: Callable[[RankProcess], bool]) -> None:
+        super().__init__(n, restarts=1 << 30)
+        self._lost = lost
+
+    def add(self, rank: RankProcess) -> str:
+        action = RESTART if self._lost(rank) else END
+        self.all.append((rank, time.time(), action))
+        return action
+
+    def news(self, rank: RankProcess, action: str, others: int) -> str:
+        return f"{rank.end}; another process takes its place, with an empty rw.local"
+
+
+class Processes:
+    """n ranks, each of them a process of this host.
+
+    A thread of its own starts and watches them, writes their output, and receives the results of tasks. The results
+    of calls on all ranks are received by the caller itself, which saves the time of two switches between threads.
+    """
+
+    def __init__(self, n: int, timeout: float | None) -> None:
+        self.n = n
+        self.dealer: Dealer
+        self._timeout = timeout
+        self._connections: list[socket.socket | None] = [None] * n
+        self._paths: list[list[str] | None] = [None] * n  # the sys.path that each rank has
+        self._pids = [0] * n
+        self._deaths = [0] * n  # of replacements that were not ready, in a row
+        self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
+        self._news = threading.Condition()  # of _lost
+        self._places = _Place("stdout"), _Place("stderr")
+        self._context: Context = copy_context()
+        self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
+        self._job: LocalJob | None = None
+        self._lasted = 0.0  # seconds that the last call on all ranks took
+        self._error: BaseException | None = None
+        self._owner = os.getpid()
+        self._open = threading.RLock()  # held while the job's descriptors are used or closed
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rankwise pool", daemon=True)
+
+    def start(self, dealer: Dealer) -> None:
+        """Start the processes; raises the error if that fails."""
+        self.dealer = dealer
+        self._thread.start()
+        try:
+            self._started.wait()
+        except BaseException:
+            self.close(now=True)
+            raise
+        if self._error is not None:
+            raise self._error
+
+    # ---- what the dealer asks for ----
+
+    def here(self) -> None:
+        """Output of the ranks goes to where this thread writes now."""
+        for place in self._places:
+            place.update()
+        self._context = copy_context()
+
+    def wake(self) -> None:
+        """Let the pool's thread deal tasks."""
+        with self._open:
+            if self._job is not None:
+                os.write(self._job.wake_writer, b"\0")
+
+    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
+        """Called in the pool's thread. If the rank is gone, the loss is noticed soon."""
+        connection = self._connections[rank]
+        assert connection is not None
+        assert self._job is not None
+        self._send(rank, wire.TASK, parts, path)
+        self._job.listen(connection.fileno(), lambda fd: self._answered(rank))
+
+    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+        """Make a call on all ranks, none of which is in a call; returns what came of it, in the order of arrival."""
+        self._lost.clear()
+        begin = time.monotonic()
+        with _Interrupt(self) as interrupt:
+            waiting = dict.fromkeys(range(self.n))
+            poll = select.poll()
+            ranks: dict[int, tuple[int, socket.socket]] = {}
+            for rank, connection in enumerate(self._connections):
+                if connection is None:  # it died just now
+                    continue
+                ranks[connection.fileno()] = rank, connection
+                poll.register(connection, select.POLLIN)
+                self._send(rank, kind, parts, path)
+            outcomes: list[Outcome] = []
+            deadline: float | None = None
+            while ranks:
+                limit = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
+                ready = poll.poll(limit)
+                if not ready:  # the others have had their time
+                    deadline = None
+                    self.interrupt(rank for rank, _ in ranks.values())
+                for fd, _ in ready:
+                    rank, connection = ranks.pop(fd)
+                    poll.unregister(fd)
+                    reply = wire.receive(connection)
+                    if reply is not None:
+                        del waiting[rank]
+                        outcomes.append(Outcome(rank, *reply))
+                    if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
+                        deadline = time.monotonic() + GRACE
+            outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in waiting]
+        self._lasted = time.monotonic() - begin
+        if self._job is not None:
+            self._job.drain()
+        if interrupt.count:
+            raise KeyboardInterrupt
+        return outcomes
+
+    def interrupt(self, ranks: Iterable[int], signum: int = SIGINT) -> None:
+        """Send these ranks a signal; SIGINT interrupts the call in which a rank is. May run in a signal handler."""
+        for rank in ranks:
+            try:
+                if self._pids[rank]:
+                    os.kill(self._pids[rank], signum)
+            except ProcessLookupError:
+                continue  # it has just ended
+
+    def check(self) -> str:
+        # Reading a rank's last call takes 40 us. After a shorter call, the next collective finds a difference.
+        if self._job is None or self._lasted < CHECKED * self.n:
+            return ""
+        view = SegmentView(self._job.segment_fd)
+        last = (view.state(rank).operation for rank in range(self.n))
+        differ = len({operation and operation.sequence for operation in last}) > 1
+        return difference(self._job.segment_fd, 0) if differ else ""
+
+    def close(self, *, now: bool) -> None:
+        if os.getpid() != self._owner:  # the ranks of a pool that a fork has inherited are its parent's
+            return
+        with self._open:
+            if now and self._job is not None:
+                self._job.interrupt(signal.SIGTERM)
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(3 * EXIT)
+
+    # ---- the pool's thread ----
+
+    def _run(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with ours, theirs, open(os.memfd_create("rankwise-pool"), "w+b") as boot:
+            pickle.dump([os.path.abspath(entry) for entry in sys.path], boot)
+            boot.flush()
+            fds = [boot.fileno(), theirs.fileno()]
+            argv = [sys.executable, "-c", _BOOT, *map(str, fds)]
+            losses = _Replaced(self.n, self._rank_lost)
+            job = LocalJob(
+                argv, self.n, self._output, pass_fds=fds, backend="shm", timeout=self._timeout, losses=losses
+            )
+            try:
+                with job:
+                    self._job = job
+                    job.listen(ours.fileno(), lambda fd: self._connected(ours))
+                    self._started.set()
+                    self._serve(job, losses)
+                    with self._open:
+                        self._job = None
+            except BaseException as error:  # noqa: BLE001 - every error is raised in the client
+                self._error = error
+                self._broke(error)
+            finally:
+                self._started.set()
+                for connection in self._connections:
+                    if connection is not None:
+                        connection.close()
+
+    def _serve(self, job: LocalJob, losses: Losses) -> None:
+        while job.running() and not (self.dealer.deal() or job.interrupted):
+            self._context.run(job.step, None)
+        culprit = job.culprit
+        self._broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
+        losses.stay = False
+        for connection in self._connections:
+            if connection is not None:
+                job.unlisten(connection.fileno())
+                connection.shutdown(socket.SHUT_RDWR)  # the rank exits
+        end = time.monotonic() + EXIT
+        while job.running() and time.monotonic() < end:
+            self._context.run(job.step, end - time.monotonic())
+
+    def _broke(self, error: BaseException) -> None:
+        with self._news:
+            for rank in range(self.n):
+                self._lost.setdefault(rank, PeerLostError(f"the pool has ended: {error}", rank=rank))
+            self._news.notify_all()
+        self.dealer.broke(error)
+
+    def _connected(self, meeting: socket.socket) -> None:
+        data, (fd, *_), _, _ = socket.recv_fds(meeting, 256, 1)
+        rank, pid = pickle.loads(data)
+        self._connections[rank] = socket.socket(fileno=fd)
+        self._pids[rank], self._paths[rank], self._deaths[rank] = pid, None, 0
+        self.dealer.joined(rank)
+
+    def _answered(self, rank: int) -> None:
+        """The reply of a task has come, or the connection's end."""
+        connection = self._connections[rank]
+        assert connection is not None
+        assert self._job is not None
+        self._job.unlisten(connection.fileno())
+        reply = wire.receive(connection)
+        if reply is not None:
+            self._job.drain(rank)
+            self.dealer.answered(Outcome(rank, *reply))
+
+    def _rank_lost(self, rank: RankProcess) -> bool:
+        """A process has ended. Whether another is to take its place."""
+        connection, number = self._connections[rank.number], rank.number
+        self._pids[number] = 0
+        ready = connection is not None
+        if connection is not None:
+            assert self._job is not None
+            if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
+                self.dealer.answered(Outcome(number, *reply))  # it died after its task
+            connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it is told, even if its children keep the socket
+            self._connections[number] = None
+        error = died(rank)
+        with self._news:
+            self._lost[number] = error
+            self._news.notify_all()
+        self.dealer.lost(number, error)
+        self._deaths[number] += not ready
+        return ready or (rank.restart > 0 and self._deaths[number] < TRIES)
+
+    # ---- both ----
+
+    def _send(self, rank: int, kind: bytes, parts: wire.Parts, path: list[str]) -> None:
+        connection = self._connections[rank]
+        if connection is None:
+            return
+        try:
+            new = b"" if self._paths[rank] is path else pickle.dumps(path)
+            self._paths[rank] = path
+            wire.send(connection, kind, [new, *parts])
+        except OSError:
+            return  # it has ended, which is noticed when its reply is read
+
+    def _how_lost(self, rank: int) -> PeerLostError:
+        with self._news:
+            self._news.wait_for(lambda: rank in self._lost, 10.0)
+            return self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
+
+
+class _Interrupt:
+    """A context in which Ctrl-C interrupts the ranks' call instead of this thread, which goes on to wait for them.
+
+    A second one kills them. So no message is ever read by half.
+    """
+
+    def __init__(self, ranks: Processes) -> None:
+        self.count = 0
+        self._ranks = ranks
+        self._replaced = False
+
+    def __enter__(self) -> _Interrupt:
+        # The functions of the module signal convert numbers to enums, which would take 20 us.
+        if get_ident() == _MAIN and _signal.getsignal(SIGINT) is signal.default_int_handler:
+            self._replaced = True
+            _signal.signal(SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._replaced:
+            _signal.signal(SIGINT, signal.default_int_handler)
+
+    def _note(self, signum: int, frame: object) -> None:
+        self.count += 1
+        self._ranks.interrupt(range(self._ranks.n), SIGINT if self.count == 1 else signal.SIGKILL)

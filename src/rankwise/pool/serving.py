@@ -1,0 +1,101 @@
+"""What a rank of a pool does: it receives calls, makes them, and sends their results or errors."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from rankwise.contract.errors import RankwiseError
+from rankwise.group import default_group
+from rankwise.initialize import init
+from rankwise.launch.spawn_worker import CANNOT_TRAVEL, error_report, pickler
+from rankwise.pool import wire
+from rankwise.system import failure_report
+
+Reply = tuple[bytes, list[Any]]
+
+
+class Server:
+    """Answers the messages of one client in this process."""
+
+    def __init__(self) -> None:
+        self._calling = False
+        self._reporter = failure_report.reporter()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A context in which SIGINT interrupts the present call, and has no effect between two calls."""
+
+        def interrupt(signum: int, frame: object) -> None:
+            if self._calling:
+                raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def answer(self, kind: bytes, parts: wire.Parts) -> Reply:
+        """Do what a message asks. Its first part is a new sys.path, or empty."""
+        if len(parts[0]):
+            sys.path[:] = pickle.loads(parts[0])
+        failure = self._latest_failure()
+        try:
+            result = self._interruptibly(_meet if kind == wire.MEET else partial(_call, parts[1:]))
+            reply = _parts_of_result(result)
+        except BaseException as error:  # noqa: BLE001 - the client raises it
+            if kind == wire.CALL:
+                _abort(f"it raised {type(error).__name__}")
+            return wire.ERROR, [error_report(error, __file__)]
+        well = kind == wire.MEET or self._latest_failure() is failure
+        return wire.RESULT if well else wire.FAILED_GROUP, reply
+
+    def _latest_failure(self) -> object:
+        return self._reporter and self._reporter.latest
+
+    def _interruptibly(self, call: Callable[[], Any]) -> Any:
+        self._calling = True
+        try:
+            return call()
+        finally:
+            self._calling = False
+
+
+def _call(parts: wire.Parts) -> Any:
+    fn, args, kwargs = wire.unpacked(parts)
+    return fn(*args, **kwargs)
+
+
+def _parts_of_result(result: Any) -> list[Any]:
+    try:
+        return wire.packed(result, pickle.dumps)
+    except CANNOT_TRAVEL:
+        pass  # cloudpickle may know how
+    try:
+        return wire.packed(result, pickler(_call))
+    except CANNOT_TRAVEL as error:
+        raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
+
+
+def _meet() -> None:
+    """Make a group of all ranks anew, with the processes that replace lost ranks."""
+    group = default_group.current()
+    if group is None:  # this process replaces a lost rank
+        init()
+    else:
+        group.restore()
+        group.close()
+
+
+def _abort(reason: str) -> None:
+    """Wake the ranks that wait for this one in a collective."""
+    group = default_group.current()
+    if group is not None and not group.closed:
+        with suppress(RankwiseError):
+            group.abort(reason)

@@ -1,0 +1,36 @@
+"""The program of a rank of a pool that has started its own ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+
+from rankwise._native import end_with
+from rankwise.initialize import init
+from rankwise.pool import wire
+from rankwise.pool.serving import Server
+from rankwise.system.settings import Settings
+
+
+def main(meeting_fd: int) -> None:
+    """Connect to the client and serve it until it closes the connection.
+
+    meeting_fd: a socket that all ranks inherit, over which each sends its client one end of a connection of its own.
+    """
+    settings = Settings.read()
+    assert settings.launcher_pid is not None
+    end_with(settings.launcher_pid)
+    server = Server()
+    with server.interruptible():
+        if not settings.restart:  # a replacement meets the others before their next call on all ranks
+            init()
+        connection, theirs = socket.socketpair()
+        with socket.socket(fileno=meeting_fd) as meeting, theirs:
+            socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid()))], [theirs.fileno()])
+        with connection:
+            while (message := wire.receive(connection)) is not None:
+                try:
+                    wire.send(connection, *server.answer(*message))
+                except ConnectionError:
+                    return  # the client is gone
