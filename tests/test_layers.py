@@ -41,7 +41,18 @@ MAY_IMPORT = {
     "tools": {"contract", "system", "launch", "observe", "rankwise"},
     "testing": {"contract", "system", "arrays", "group", "launch", "backends", "initialize", "_native", "rankwise"},
     # The files of the package itself, which are its public names.
-    "rankwise": {"contract", "arrays", "group", "launch", "observe", "overlap", "elastic", "pool", "testing", "initialize"},
+    "rankwise": {
+        "contract",
+        "arrays",
+        "group",
+        "launch",
+        "observe",
+        "overlap",
+        "elastic",
+        "pool",
+        "testing",
+        "initialize",
+    },
 }
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
 TOP = {"__init__.py", "initialize.py", "trace.py"}

@@ -34,8 +34,6 @@ from rankwise.system.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
-    from typing import Any
-
     from rankwise.launch.nodes import Nodes
 
 GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL

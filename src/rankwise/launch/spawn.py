@@ -91,7 +91,9 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
         _raise_failure(job, reports)
     if reason := job.ending.reason:  # their last calls differ, which none of them noticed
         raise MismatchError(reason)
-    return [unpickled(partial(pickle.loads, data), f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)]
+    return [
+        unpickled(partial(pickle.loads, data), f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)
+    ]
 
 
 def module_path(fn: Callable[..., object]) -> list[str]:

@@ -99,19 +99,22 @@ class Task:
     lost: bool = False
 
 
+class Turn:
+    """The place in the queue of a call that all ranks make. At its head, no task is dealt until the call is over."""
+
+
 class Dealer:
     """The state of a pool. Its methods may be called in any thread."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self._changed = threading.Condition(threading.RLock())
-        self._calling = threading.Lock()  # held during a call on all ranks
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[Task | Turn] = deque()
         self._alive: set[int] = set()
         self._running: dict[int, Task] = {}
-        self._reserved = False  # the ranks are wanted for a call on all of them, or in one
         self._stale = False  # the ranks must meet anew before such a call
-        self._ended: BaseException | None = None
+        self._ended: BaseException | None = None  # why no more calls are taken
+        self._broken = False  # the ranks have ended
         self._paths: tuple[object, list[str]] = (None, [])
 
     # ---- for the pool ----
@@ -127,19 +130,23 @@ class Dealer:
         return task.future
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """A call on all ranks, as soon as all of them are free."""
+        """A call on all ranks, when the tasks that were submitted before are done."""
         parts, path = self._packed(fn, args, kwargs)
         self.ranks.here()
-        with self._calling:
-            try:
-                self._reserve()
-                outcomes = self._call(parts, path)
-            finally:
-                with self._changed:
-                    self._reserved = False
-                    waiting = bool(self._waiting or self._ended)
-                if waiting:
-                    self.ranks.wake()
+        turn = Turn()
+        with self._changed:
+            self._check()
+            self._waiting.append(turn)
+        try:
+            self._wait_for_all(turn)
+            outcomes = self._call(turn, parts, path)
+        finally:
+            with self._changed:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+                others = bool(self._waiting or self._ended)
+            if others:
+                self.ranks.wake()
         return [outcome.result() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
     def interrupt(self, future: Future[Any] | None = None) -> None:
@@ -151,7 +158,7 @@ class Dealer:
         """No further calls; end the ranks when the tasks are done, with `wait` before this returns."""
         with self._changed:
             self._ended = self._ended or ClosedError("the pool has been shut down")
-            dropped = list(self._waiting) if cancel or now else []
+            dropped = [task for task in self._waiting if isinstance(task, Task)] if cancel or now else []
             for task in dropped:
                 self._waiting.remove(task)
             self._changed.notify_all()
@@ -170,14 +177,17 @@ class Dealer:
     def deal(self) -> bool:
         """Give waiting tasks to free ranks. Returns whether the pool has been shut down and has nothing left to do."""
         with self._changed:
-            while self._waiting and not self._reserved and (free := self._alive.difference(self._running)):
-                task = self._waiting.popleft()
+            while self._waiting and (free := self._alive.difference(self._running)):
+                task = self._waiting[0]
+                if isinstance(task, Turn):
+                    break
+                self._waiting.popleft()
                 if task.lost or task.future.set_running_or_notify_cancel():
                     rank = min(free)
                     self._running[rank] = task
                     self.ranks.send_task(rank, task.parts, task.path)
             self._changed.notify_all()
-            return self._ended is not None and not (self._waiting or self._running or self._reserved)
+            return self._ended is not None and not (self._waiting or self._running)
 
     def joined(self, rank: int) -> None:
         """A rank is ready for calls."""
@@ -209,10 +219,10 @@ class Dealer:
     def broke(self, error: BaseException) -> None:
         """The ranks have ended, or cannot go on."""
         with self._changed:
-            self._ended = self._ended or error
-            left = [*self._running.values(), *self._waiting]
+            self._ended, self._broken = self._ended or error, True
+            left = [*self._running.values(), *(task for task in self._waiting if isinstance(task, Task))]
             self._running.clear()
-            self._waiting.clear()
+            self._waiting = deque(turn for turn in self._waiting if isinstance(turn, Turn))
             self._changed.notify_all()
         for task in left:
             if not task.future.cancelled():
@@ -243,22 +253,21 @@ class Dealer:
             self._paths = key, self._paths[1] if self._paths[1] == path else path
         return self._paths[1]
 
-    def _reserve(self) -> None:
+    def _wait_for_all(self, turn: Turn) -> None:
+        """Wait until all ranks are free for this call."""
         with self._changed:
-            self._reserved = True
-            self._wait_for_all()
-
-    def _wait_for_all(self) -> None:
-        with self._changed:
-            self._check()
             self._changed.wait_for(
-                lambda: (len(self._alive) == self.ranks.n and not self._running) or self._ended is not None
+                lambda: (
+                    self._broken
+                    or (self._waiting[0] is turn and not self._running and len(self._alive) == self.ranks.n)
+                )
             )
-            self._check()
+            if self._broken:
+                self._check()
 
-    def _call(self, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+    def _call(self, turn: Turn, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         if self._stale:
-            self._meet(path)
+            self._meet(turn, path)
         well = False
         try:
             outcomes = self.ranks.call(wire.CALL, parts, path)
@@ -274,10 +283,10 @@ class Dealer:
             raise MismatchError(why)
         return outcomes
 
-    def _meet(self, path: list[str]) -> None:
+    def _meet(self, turn: Turn, path: list[str]) -> None:
         """The ranks make a new group, as often as some of them are lost meanwhile."""
         for _ in range(MEETINGS):
-            self._wait_for_all()
+            self._wait_for_all(turn)
             self._stale = False
             failed = [outcome for outcome in self.ranks.call(wire.MEET, [b""], path) if outcome.failed]
             if not failed:

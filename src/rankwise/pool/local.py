@@ -23,6 +23,11 @@ class Local:
 
     It lasts as long as the rank's process. If a rank of a pool dies, the process that replaces it begins with an empty
     one. In a process that is no rank of a pool it is an ordinary namespace.
+
+    Example:
+        >>> rw.local.steps = group.rank + 1
+        >>> rw.local.steps == group.rank + 1
+        True
     """
 
     def __getattr__(self, name: str) -> Any:

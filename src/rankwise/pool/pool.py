@@ -9,13 +9,19 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
+from rankwise.group.group import Group
 from rankwise.launch.limits import check_ranks
 from rankwise.pool.dealer import Dealer
+from rankwise.pool.members import Members
 from rankwise.pool.processes import Processes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,47 +43,64 @@ class Pool(Executor):
 
     Args:
         n: the number of ranks.
+        group: instead of n, a group of a job that a launcher has started, on one host or several. All its ranks make
+            the pool; rank 0 calls it, and the others serve: there `with rw.Pool(group=group) as pool:` returns None
+            when rank 0 leaves its block, so the block begins with `if pool is not None:`. `rw.init()` within a call
+            returns the group of the ranks that serve. A lost rank is not replaced, and ends the pool.
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300.
 
     Raises:
-        ValueError: n is below 1 or above 1024.
+        ValueError: n is below 1 or above 1024, or the group has one rank only.
 
     Example:
-        >>> def load(scale):
-        ...     rw.local.part = np.full(2, scale * rw.init().rank)
-        >>> def total():
-        ...     return rw.init().all_reduce(rw.local.part.copy()).tolist()
-        >>> with rw.Pool(3) as pool:  # doctest: +SKIP
-        ...     pool.run(load, 10)
-        ...     pool.run(total)
-        ...     list(pool.map(abs, [-1, 2, -3]))
-        [None, None, None]
-        [[30, 30], [30, 30], [30, 30]]
-        [1, 2, 3]
+        >>> with rw.Pool(2) as pool:
+        ...     pool.run(divmod, 7, 2), list(pool.map(abs, [-1, 2, -3]))
+        ([(3, 1), (3, 1)], [1, 2, 3])
     """
 
-    def __init__(self, n: int, *, timeout: float | None = None) -> None:
-        if not isinstance(n, int) or isinstance(n, bool):
-            raise TypeError(f"n={n!r}: expected a number of ranks")
-        check_ranks(n)
+    def __init__(self, n: int | None = None, *, group: Group | None = None, timeout: float | None = None) -> None:
+        if (n is None) == (group is None):
+            raise TypeError(f"n={n!r}, group={group!r}: expected a number of new ranks, or a group whose ranks serve")
         if timeout is not None:
             timeout = check_timeout(timeout)
-        self.n = n
-        ranks = Processes(n, timeout)
+        self._served: Members | None = None
+        ranks: Processes | Members
+        if group is not None:
+            ranks = Members(group, timeout)
+            if group.rank > 0:
+                self._served = ranks
+        else:
+            if not isinstance(n, int) or isinstance(n, bool):
+                raise TypeError(f"n={n!r}: expected a number of ranks")
+            check_ranks(n)
+            ranks = Processes(n, timeout)
+        self.n = ranks.n
+        """The number of ranks that the pool calls."""
         self._dealer = Dealer(ranks)
-        # At the interpreter's exit too. It knows the dealer, so that it does not keep the pool.
+        # At the interpreter's exit too. It knows the dealer only, so that the pool is not kept.
         self._end = weakref.finalize(self, partial(self._dealer.shutdown, wait=False, cancel=True, now=True))
-        ranks.start(self._dealer)
+        if self._served is None:
+            ranks.start(self._dealer)
+        else:
+            self._end.detach()
+            self._dealer.broke(ClosedError("this rank serves the pool of rank 0, which alone may call it"))
 
     def __repr__(self) -> str:
-        return f"<Pool of {self.n} ranks{'' if self._end.alive else ', shut down'}>"
+        return f"<Pool of {self.n} rank{'s' * (self.n > 1)}{'' if self._end.alive else ', shut down'}>"
+
+    def __enter__(self) -> Self:
+        """The pool; None on a rank of `group` that serves, when rank 0 has shut the pool down."""
+        if self._served is not None:
+            self._served.serve()
+            return cast("Self", None)  # a type checker would ask every program to test for it
+        return self
 
     def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call `fn(*args, **kwargs)` on every rank at once; return the results, by rank.
 
-        It waits for the tasks that are running; tasks that wait begin after it. If fn raises on a rank, operations of
-        the group fail on the others, which have a second to end the call on their own before they are interrupted. The
-        ranks then meet in a new group before the next `run`, so `rw.init()` must be called again.
+        It begins when the tasks that were submitted before are done; later ones begin after it. If fn raises on a rank,
+        operations of the group fail on the others, which have a second to end the call on their own before they are
+        interrupted. The ranks then meet in a new group before the next `run`, which `rw.init()` returns there.
 
         Raises:
             PeerLostError: a rank died.
@@ -86,8 +109,9 @@ class Pool(Executor):
             ClosedError: the pool has been shut down.
 
         Example:
-            >>> pool.run(divmod, 7, 2)  # doctest: +SKIP
-            [(3, 1), (3, 1), (3, 1)]
+            >>> with rw.Pool(2) as pool:
+            ...     pool.run(divmod, 7, 2)
+            [(3, 1), (3, 1)]
         """
         return self._dealer.run(fn, args, kwargs)
 
@@ -97,7 +121,8 @@ class Pool(Executor):
         Ctrl-C in the future's `result` interrupts the task.
 
         Example:
-            >>> pool.submit(divmod, 7, 2).result()  # doctest: +SKIP
+            >>> with rw.Pool(1) as pool:
+            ...     pool.submit(divmod, 7, 2).result()
             (3, 1)
         """
         return self._dealer.submit(fn, args, kwargs)
@@ -112,7 +137,8 @@ class Pool(Executor):
             chunksize: how many elements make up one task; more is faster if fn takes less than a millisecond.
 
         Example:
-            >>> list(pool.map(abs, [-1, 2, -3], chunksize=2))  # doctest: +SKIP
+            >>> with rw.Pool(1) as pool:
+            ...     list(pool.map(abs, [-1, 2, -3], chunksize=2))
             [1, 2, 3]
         """
         if chunksize < 1:
@@ -145,9 +171,13 @@ class Pool(Executor):
             cancel_futures: drop the tasks that have not begun.
 
         Example:
-            >>> pool.shutdown()  # doctest: +SKIP
+            >>> pool = rw.Pool(1)
+            >>> pool.shutdown()
+            >>> pool
+            <Pool of 1 rank, shut down>
         """
-        self._dealer.shutdown(wait=wait, cancel=cancel_futures)
+        if self._served is None:
+            self._dealer.shutdown(wait=wait, cancel=cancel_futures)
         if wait:
             self._end.detach()
 

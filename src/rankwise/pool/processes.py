@@ -105,6 +105,7 @@ class Processes:
         self._deaths = [0] * n  # of replacements that were not ready, in a row
         self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
         self._news = threading.Condition()  # of _lost
+        self._gone: list[socket.socket] = []  # of lost ranks; a call may still wait for them
         self._places = _Place("stdout"), _Place("stderr")
         self._context: Context = copy_context()
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
@@ -152,7 +153,9 @@ class Processes:
 
     def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         """Make a call on all ranks, none of which is in a call; returns what came of it, in the order of arrival."""
-        self._lost.clear()
+        with self._news:
+            self._lost.clear()
+            self._close_gone()
         begin = time.monotonic()
         with _Interrupt(self) as interrupt:
             waiting = dict.fromkeys(range(self.n))
@@ -243,9 +246,8 @@ class Processes:
                 self._broke(error)
             finally:
                 self._started.set()
-                for connection in self._connections:
-                    if connection is not None:
-                        connection.close()
+                self._gone += filter(None, self._connections)
+                self._close_gone()
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
@@ -297,6 +299,8 @@ class Processes:
                 self.dealer.answered(Outcome(number, *reply))  # it died after its task
             connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it is told, even if its children keep the socket
             self._connections[number] = None
+            with self._news:
+                self._gone.append(connection)
         error = died(rank)
         with self._news:
             self._lost[number] = error
@@ -317,6 +321,10 @@ class Processes:
             wire.send(connection, kind, [new, *parts])
         except OSError:
             return  # it has ended, which is noticed when its reply is read
+
+    def _close_gone(self) -> None:
+        while self._gone:
+            self._gone.pop().close()
 
     def _how_lost(self, rank: int) -> PeerLostError:
         with self._news:

@@ -12,7 +12,6 @@ from typing import Any
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
-from rankwise.initialize import init
 from rankwise.launch.spawn_worker import CANNOT_TRAVEL, error_report, pickler
 from rankwise.pool import wire
 from rankwise.system import failure_report
@@ -21,9 +20,10 @@ Reply = tuple[bytes, list[Any]]
 
 
 class Server:
-    """Answers the messages of one client in this process."""
+    """Answers the messages of one client. meet: makes a group of all ranks anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, meet: Callable[[], None]) -> None:
+        self._meet = meet
         self._calling = False
         self._reporter = failure_report.reporter()
 
@@ -47,7 +47,7 @@ class Server:
             sys.path[:] = pickle.loads(parts[0])
         failure = self._latest_failure()
         try:
-            result = self._interruptibly(_meet if kind == wire.MEET else partial(_call, parts[1:]))
+            result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts[1:]))
             reply = _parts_of_result(result)
         except BaseException as error:  # noqa: BLE001 - the client raises it
             if kind == wire.CALL:
@@ -74,23 +74,13 @@ def _call(parts: wire.Parts) -> Any:
 
 def _parts_of_result(result: Any) -> list[Any]:
     try:
-        return wire.packed(result, pickle.dumps)
+        return wire.packed(result)
     except CANNOT_TRAVEL:
         pass  # cloudpickle may know how
     try:
         return wire.packed(result, pickler(_call))
     except CANNOT_TRAVEL as error:
         raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
-
-
-def _meet() -> None:
-    """Make a group of all ranks anew, with the processes that replace lost ranks."""
-    group = default_group.current()
-    if group is None:  # this process replaces a lost rank
-        init()
-    else:
-        group.restore()
-        group.close()
 
 
 def _abort(reason: str) -> None:

@@ -26,7 +26,7 @@ Parts = Sequence[Any]
 """Objects that have the buffer protocol: a pickle and its out-of-band buffers."""
 
 
-def packed(obj: Any, dumps: Callable[..., bytes]) -> list[Any]:
+def packed(obj: Any, dumps: Callable[..., bytes] = pickle.dumps) -> list[Any]:
     """The parts of an object. dumps: pickle.dumps or cloudpickle.dumps."""
     buffers: list[pickle.PickleBuffer] = []
     data = dumps(obj, protocol=5, buffer_callback=buffers.append)
@@ -76,7 +76,7 @@ def receive(connection: socket.socket) -> tuple[bytes, list[Any]] | None:
 def _completed(connection: socket.socket, begun: memoryview, length: int) -> Any:
     """`length` bytes in memory of their own, aligned and writable as arrays need it; `begun` is their beginning."""
     whole = np.empty(length, np.uint8)
-    view = memoryview(whole)
+    view = whole.data
     view[: len(begun)] = begun
     done = len(begun)
     while done < length:

@@ -7,6 +7,7 @@ import pickle
 import socket
 
 from rankwise._native import end_with
+from rankwise.group import default_group
 from rankwise.initialize import init
 from rankwise.pool import wire
 from rankwise.pool.serving import Server
@@ -21,7 +22,7 @@ def main(meeting_fd: int) -> None:
     settings = Settings.read()
     assert settings.launcher_pid is not None
     end_with(settings.launcher_pid)
-    server = Server()
+    server = Server(_meet)
     with server.interruptible():
         if not settings.restart:  # a replacement meets the others before their next call on all ranks
             init()
@@ -34,3 +35,12 @@ def main(meeting_fd: int) -> None:
                     wire.send(connection, *server.answer(*message))
                 except ConnectionError:
                     return  # the client is gone
+
+
+def _meet() -> None:
+    group = default_group.current()
+    if group is None:  # this process replaces a lost rank
+        init()
+    else:
+        group.restore()
+        group.close()

@@ -1,0 +1,145 @@
+"""The ranks of a pool that are the ranks of a group: rank 0 is the client, and the others serve."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from rankwise.contract.errors import RankwiseError, UnsupportedError
+from rankwise.contract.message import ANY
+from rankwise.group import default_group
+from rankwise.group.group import Group
+from rankwise.pool import wire
+from rankwise.pool.dealer import Dealer, Outcome
+from rankwise.pool.serving import Server
+
+ENDLESS = 1e9  # seconds for which a rank waits for a call, or for the end of one
+CALLS, TASKS = 1, 2  # the tags of replies
+
+_STOP = b"Z"
+
+
+class Members:
+    """The ranks of `group` but for rank 0; collective. The pool numbers them from 0.
+
+    On rank 0 it is what a dealer needs. A thread receives the results of tasks; it waits for a message only while a
+    task runs.
+    """
+
+    def __init__(self, group: Group, timeout: float | None) -> None:
+        if group.world_size < 2:
+            raise ValueError("group: it has one rank, which would have nobody to call; expected at least 2 ranks")
+        self.n = group.world_size - 1
+        self.dealer: Dealer
+        self._group = group
+        self._control = group.dup("pool")
+        self._control.timeout = ENDLESS
+        self._members = group.split(None if group.rank == 0 else 0, name="ranks of the pool")
+        if self._members is not None and timeout is not None:
+            self._members.timeout = timeout
+        self._paths: list[list[str] | None] = [None] * self.n
+        self._running = threading.Semaphore(0)  # the tasks whose replies have not come
+        self._ended = False
+        self._thread = threading.Thread(target=self._receive, name="rankwise pool", daemon=True)
+
+    # ---- on rank 0 ----
+
+    def start(self, dealer: Dealer) -> None:
+        self.dealer = dealer
+        for rank in range(self.n):
+            dealer.joined(rank)
+        self._thread.start()
+
+    def here(self) -> None:
+        """Their launcher writes the ranks' output."""
+
+    def wake(self) -> None:
+        if self.dealer.deal():
+            self._stop()
+
+    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
+        with suppress(RankwiseError):  # the thread that receives raises it too
+            self._send(rank, wire.TASK, parts, path)
+        self._running.release()
+
+    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+        try:
+            for rank in range(self.n):
+                self._send(rank, kind, parts, path)
+            return [Outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
+        except BaseException as error:  # a rank is lost, or Ctrl-C: the replies that may still come fit no later call
+            self.dealer.broke(error)
+            raise
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """The launcher passes Ctrl-C on to all ranks."""
+
+    def check(self) -> str:
+        return ""
+
+    def close(self, *, now: bool) -> None:
+        self._stop()
+        if threading.current_thread() is not self._thread and not now:
+            self._thread.join()
+            self._control.close()
+
+    def _stop(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with suppress(RankwiseError):
+                for rank in range(self.n):
+                    self._control.send_object((_STOP, []), rank + 1)
+            self._running.release()
+
+    def _send(self, rank: int, kind: bytes, parts: wire.Parts, path: list[str]) -> None:
+        new = b"" if self._paths[rank] is path else wire.packed(path)[0]
+        self._paths[rank] = path
+        self._control.send_object((kind, [new, *map(_array, parts)]), rank + 1)
+
+    def _receive(self) -> None:
+        while True:
+            self._running.acquire()
+            if self._ended:
+                return
+            try:
+                outcome = Outcome(*self._control.recv_object(ANY, TASKS))
+            except BaseException as error:  # noqa: BLE001 - whoever waits for a task raises it
+                self.dealer.broke(error)
+                return
+            self.dealer.answered(outcome)
+            self.wake()
+
+    # ---- on the others ----
+
+    def serve(self) -> None:
+        """Make the calls that rank 0 asks for, until it shuts the pool down."""
+        members = self._members
+        assert members is not None
+        server = Server(self._meet)
+        with default_group.rank_of_this_thread(members):
+            while True:
+                kind, parts = self._control.recv_object(0)
+                if kind == _STOP:
+                    break
+                reply, parts = server.answer(kind, parts)
+                answer: Any = (members.rank, reply, [*map(_array, parts)])
+                self._control.send_object(answer, 0, TASKS if kind == wire.TASK else CALLS)
+            last = default_group.current()
+        for group in (last, self._control):
+            if group is not None:
+                group.close()
+
+    def _meet(self) -> None:
+        group = default_group.default_group()
+        with suppress(UnsupportedError):  # over MPI they go on in the same group
+            group.shrink()
+            group.close()
+
+
+def _array(part: Any) -> Any:
+    """A part as plain data, which is sent without a copy if it is large."""
+    return part if isinstance(part, bytes) else np.frombuffer(part, np.uint8)
