@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from threading import get_ident
 from typing import Any, TextIO
 
@@ -45,29 +45,33 @@ main(int(sys.argv[2]))
 
 
 class _Place:
-    """Where ranks' output goes: this process's stream, as it was when the pool was last called."""
+    """Where ranks' output goes: this process's stream as it was when the pool was last called.
+
+    A notebook shows what is written below the cell to which the context belongs.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.stream: TextIO | None = getattr(sys, name)
+        self.update()
 
     def update(self) -> None:
-        self.stream = getattr(sys, self._name)
+        self._stream: TextIO | None = getattr(sys, self._name)
+        self._context = copy_context()
 
     def isatty(self) -> bool:
-        return self.stream is not None and self.stream.isatty()
+        return self._stream is not None and self._stream.isatty()
 
     @property
     def buffer(self) -> Any:
-        return getattr(self.stream, "buffer", None)
+        return getattr(self._stream, "buffer", None)
 
     def write(self, text: str) -> None:
-        if self.stream is not None:
-            self.stream.write(text)
+        if self._stream is not None:
+            self._context.run(self._stream.write, text)
 
     def flush(self) -> None:
-        if self.stream is not None:
-            self.stream.flush()
+        if self._stream is not None:
+            self._context.run(self._stream.flush)
 
 
 class _Replaced(Losses):
@@ -107,7 +111,6 @@ class Processes:
         self._news = threading.Condition()  # of _lost
         self._gone: list[socket.socket] = []  # of lost ranks; a call may still wait for them
         self._places = _Place("stdout"), _Place("stderr")
-        self._context: Context = copy_context()
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
         self._job: LocalJob | None = None
         self._lasted = 0.0  # seconds that the last call on all ranks took
@@ -135,7 +138,6 @@ class Processes:
         """Output of the ranks goes to where this thread writes now."""
         for place in self._places:
             place.update()
-        self._context = copy_context()
 
     def wake(self) -> None:
         """Let the pool's thread deal tasks."""
@@ -251,7 +253,7 @@ class Processes:
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
-            self._context.run(job.step, None)
+            job.step(None)
         culprit = job.culprit
         self._broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
         losses.stay = False
@@ -261,7 +263,7 @@ class Processes:
                 connection.shutdown(socket.SHUT_RDWR)  # the rank exits
         end = time.monotonic() + EXIT
         while job.running() and time.monotonic() < end:
-            self._context.run(job.step, end - time.monotonic())
+            job.step(end - time.monotonic())
 
     def _broke(self, error: BaseException) -> None:
         with self._news:
