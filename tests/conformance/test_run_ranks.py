@@ -26,6 +26,16 @@ def test_results_come_by_rank(backend: str) -> None:
     assert [x.tolist() for x in sums] == [[0, 6, 12]] * 4
 
 
+def scaled(group: Group, factor: float, *, add: int = 0) -> float:
+    return factor * group.rank + add
+
+
+@both
+def test_the_order_of_arguments_is_that_of_spawn(backend: str) -> None:
+    assert run_ranks(lambda group: group.rank, 2, backend=backend) == [0, 1]
+    assert run_ranks(scaled, 2, 2.5, add=1, backend=backend) == [1.0, 3.5]
+
+
 @both
 def test_init_returns_the_ranks_own_group(backend: str) -> None:
     def calls_init(group: Group) -> tuple[bool, str, int, int]:

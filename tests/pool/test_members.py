@@ -100,7 +100,7 @@ def test_calls_tasks_and_errors() -> None:
 
 
 def test_only_rank_0_calls() -> None:
-    def body(group: rw.Group) -> object:
+    def body(group: rw.Group) -> tuple[str, bool]:
         pool = rw.Pool(group=group)
         said = ""
         if group.rank == 1:

@@ -1,7 +1,7 @@
 """Help for testing: run_ranks runs a function on n ranks, and the conformance suite checks a backend.
 
 from rankwise.testing import run_ranks
-sums = run_ranks(4, lambda group: group.all_reduce(group.rank))
+sums = run_ranks(lambda group: group.all_reduce(group.rank), 4)
 
 python -m rankwise.testing.conformance --backend shm -n 4
 """

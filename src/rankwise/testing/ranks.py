@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from rankwise import _native
 from rankwise.backends import registry
@@ -28,10 +28,25 @@ GRACE = 5.0  # seconds after `timeout` in which the ranks may report their own t
 MOST_IDLE_RANKS = 40  # processes that unused pools may hold
 
 
+Backend: TypeAlias = "str | registry.Opener"
+
+
+@overload
+def run_ranks(fn: Callable[[Group], T], n: int, *, backend: Backend = "threads", timeout: float = 60.0) -> list[T]: ...
+@overload
 def run_ranks(
-    n: int, fn: Callable[[Group], T], *, backend: str | registry.Opener = "threads", timeout: float = 60.0
-) -> list[T]:
-    """Run `fn(group)` on `n` ranks at once and return what it returns, by rank. In `fn`, rw.init() returns that group.
+    fn: Callable[..., T], n: int, *args: Any, backend: Backend = "threads", timeout: float = 60.0, **kwargs: Any
+) -> list[T]: ...
+@overload
+def run_ranks(
+    n: int, fn: Callable[[Group], T], /, *, backend: Backend = "threads", timeout: float = 60.0
+) -> list[T]: ...
+def run_ranks(
+    fn: Any, n: Any, *args: Any, backend: Backend = "threads", timeout: float = 60.0, **kwargs: Any
+) -> list[Any]:
+    """Run `fn(group, *args, **kwargs)` on `n` new ranks at once; return its results, by rank.
+
+    In `fn`, rw.init() returns that group. `run_ranks(n, fn)`, the order of former versions, means the same.
 
     The failure of one rank fails the group, so that no other rank waits for it forever. `fn` must leave no message
     unreceived, since processes keep their group between calls.
@@ -49,8 +64,12 @@ def run_ranks(
             that raised an error of its own, and one line for each that failed only because another did.
         ValueError: n is less than 1, or the backend is unknown.
     """
+    if callable(n):
+        fn, n = n, fn
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")
+    if args or kwargs:
+        fn = _Bound(fn, args, kwargs)
     timeout = check_timeout(timeout)
     if backend == "solo":
         if n != 1:
@@ -64,6 +83,18 @@ def run_ranks(
         return _on_threads(n, fn, backend, lambda rank: threads.connect(segment, rank, timeout), timeout)
     registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
     return _on_processes(n, fn, backend, timeout)
+
+
+class _Bound(Generic[T]):
+    """A function of the group, with its further arguments."""
+
+    def __init__(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self.__module__ = fn.__module__  # in which other processes find it
+        self.__qualname__ = getattr(fn, "__qualname__", "")
+
+    def __call__(self, group: Group) -> T:
+        return self._fn(group, *self._args, **self._kwargs)
 
 
 def close_pools() -> None:

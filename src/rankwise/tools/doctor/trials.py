@@ -31,7 +31,7 @@ except Exception as error:
 """
 THREADS = """\
 from rankwise.testing import run_ranks
-assert run_ranks(2, lambda group: group.all_reduce(group.rank + 1), timeout=20) == [3, 3]
+assert run_ranks(lambda group: group.all_reduce(group.rank + 1), 2, timeout=20) == [3, 3]
 print("right 2 0", flush=True)
 """
 
