@@ -134,25 +134,26 @@ class Dealer:
         parts, path = self._packed(fn, args, kwargs)
         self.ranks.here()
         turn = Turn()
-        with self._changed:
-            self._check()
-            self._waiting.append(turn)
         try:
+            with self._changed:
+                self._check()
+                self._waiting.append(turn)
             self._wait_for_all(turn)
             outcomes = self._call(turn, parts, path)
         finally:
             with self._changed:
-                self._waiting.remove(turn)
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
                 self._changed.notify_all()
                 others = bool(self._waiting or self._ended)
             if others:
                 self.ranks.wake()
         return [outcome.result() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
-    def interrupt(self, future: Future[Any] | None = None) -> None:
-        """Interrupt the rank that runs this task, or all ranks that run one."""
+    def interrupt(self, future: Future[Any]) -> None:
+        """Interrupt the rank that runs this task, if one does."""
         with self._changed:  # so that no rank begins another task meanwhile
-            self.ranks.interrupt([rank for rank, task in self._running.items() if future in (None, task.future)])
+            self.ranks.interrupt([rank for rank, task in self._running.items() if task.future is future])
 
     def shutdown(self, *, wait: bool, cancel: bool, now: bool = False) -> None:
         """No further calls; end the ranks when the tasks are done, with `wait` before this returns."""

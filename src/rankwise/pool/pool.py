@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -78,7 +78,7 @@ class Pool(Executor):
         """The number of ranks that the pool calls."""
         self._dealer = Dealer(ranks)
         # At the interpreter's exit too. It knows the dealer only, so that the pool is not kept.
-        self._end = weakref.finalize(self, partial(self._dealer.shutdown, wait=False, cancel=True, now=True))
+        self._end = weakref.finalize(self, _end, self._dealer, os.getpid())
         if self._served is None:
             ranks.start(self._dealer)
         else:
@@ -185,6 +185,11 @@ class Pool(Executor):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown(cancel_futures=kind is not None)
+
+
+def _end(dealer: Dealer, owner: int) -> None:
+    if os.getpid() == owner:  # the ranks of a pool that a fork has inherited are its parent's
+        dealer.shutdown(wait=False, cancel=True, now=True)
 
 
 def _chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:

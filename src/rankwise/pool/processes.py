@@ -115,8 +115,8 @@ class Processes:
         self._job: LocalJob | None = None
         self._lasted = 0.0  # seconds that the last call on all ranks took
         self._error: BaseException | None = None
-        self._owner = os.getpid()
-        self._open = threading.RLock()  # held while the job's descriptors are used or closed
+        self._open = threading.RLock()  # held while the pool's thread is woken, and when the job ends
+        self._reading = threading.Lock()  # held while a caller reads what the job has, and when the job ends
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankwise pool", daemon=True)
 
@@ -159,16 +159,18 @@ class Processes:
             self._lost.clear()
             self._close_gone()
         begin = time.monotonic()
-        with _Interrupt(self) as interrupt:
-            waiting = dict.fromkeys(range(self.n))
+        with _Interrupt(self.interrupt) as interrupt:
+            ranks = interrupt.waiting
             poll = select.poll()
-            ranks: dict[int, tuple[int, socket.socket]] = {}
-            for rank, connection in enumerate(self._connections):
+            connections = dict(enumerate(self._connections))
+            for rank, connection in connections.items():
                 if connection is None:  # it died just now
                     continue
-                ranks[connection.fileno()] = rank, connection
-                poll.register(connection, select.POLLIN)
                 self._send(rank, kind, parts, path)
+                ranks[connection.fileno()] = rank
+                poll.register(connection, select.POLLIN)
+            if interrupt.count:
+                self.interrupt(ranks.values())  # those whose call came after Ctrl-C
             outcomes: list[Outcome] = []
             deadline: float | None = None
             while ranks:
@@ -176,27 +178,29 @@ class Processes:
                 ready = poll.poll(limit)
                 if not ready:  # the others have had their time
                     deadline = None
-                    self.interrupt(rank for rank, _ in ranks.values())
+                    self.interrupt(ranks.values())
                 for fd, _ in ready:
-                    rank, connection = ranks.pop(fd)
+                    rank = ranks.pop(fd)
                     poll.unregister(fd)
-                    reply = wire.receive(connection)
+                    connection = connections[rank]
+                    reply = None if connection is None else wire.receive(connection)
                     if reply is not None:
-                        del waiting[rank]
+                        del connections[rank]
                         outcomes.append(Outcome(rank, *reply))
                     if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
                         deadline = time.monotonic() + GRACE
-            outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in waiting]
+            outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in connections]
         self._lasted = time.monotonic() - begin
-        if self._job is not None:
-            self._job.drain()
+        with self._reading:
+            if self._job is not None:
+                self._job.drain()
         if interrupt.count:
             raise KeyboardInterrupt
         return outcomes
 
     def interrupt(self, ranks: Iterable[int], signum: int = SIGINT) -> None:
         """Send these ranks a signal; SIGINT interrupts the call in which a rank is. May run in a signal handler."""
-        for rank in ranks:
+        for rank in list(ranks):
             try:
                 if self._pids[rank]:
                     os.kill(self._pids[rank], signum)
@@ -205,16 +209,17 @@ class Processes:
 
     def check(self) -> str:
         # Reading a rank's last call takes 40 us. After a shorter call, the next collective finds a difference.
-        if self._job is None or self._lasted < CHECKED * self.n:
+        if self._lasted < CHECKED * self.n:
             return ""
-        view = SegmentView(self._job.segment_fd)
-        last = (view.state(rank).operation for rank in range(self.n))
-        differ = len({operation and operation.sequence for operation in last}) > 1
-        return difference(self._job.segment_fd, 0) if differ else ""
+        with self._reading:
+            if self._job is None:
+                return ""
+            view = SegmentView(self._job.segment_fd)
+            last = (view.state(rank).operation for rank in range(self.n))
+            differ = len({operation and operation.sequence for operation in last}) > 1
+            return difference(self._job.segment_fd, 0) if differ else ""
 
     def close(self, *, now: bool) -> None:
-        if os.getpid() != self._owner:  # the ranks of a pool that a fork has inherited are its parent's
-            return
         with self._open:
             if now and self._job is not None:
                 self._job.interrupt(signal.SIGTERM)
@@ -225,6 +230,20 @@ class Processes:
     # ---- the pool's thread ----
 
     def _run(self) -> None:
+        try:
+            self._start_and_serve()
+        except BaseException as error:  # noqa: BLE001 - every error is raised in the client
+            self._error = error
+            self._broke(error)
+        finally:
+            with self._open, self._reading:
+                self._job = None
+            self._started.set()
+            with self._news:
+                self._gone += filter(None, self._connections)
+                self._close_gone()
+
+    def _start_and_serve(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with ours, theirs, open(os.memfd_create("rankwise-pool"), "w+b") as boot:
             pickle.dump([os.path.abspath(entry) for entry in sys.path], boot)
@@ -235,21 +254,15 @@ class Processes:
             job = LocalJob(
                 argv, self.n, self._output, pass_fds=fds, backend="shm", timeout=self._timeout, losses=losses
             )
-            try:
-                with job:
-                    self._job = job
-                    job.listen(ours.fileno(), lambda fd: self._connected(ours))
-                    self._started.set()
-                    self._serve(job, losses)
-                    with self._open:
-                        self._job = None
-            except BaseException as error:  # noqa: BLE001 - every error is raised in the client
-                self._error = error
-                self._broke(error)
-            finally:
+            with job:
+                self._job = job
+                job.listen(ours.fileno(), lambda fd: self._connected(ours))
                 self._started.set()
-                self._gone += filter(None, self._connections)
-                self._close_gone()
+                try:
+                    self._serve(job, losses)
+                finally:
+                    with self._open, self._reading:  # before the job closes its descriptors
+                        self._job = None
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
@@ -297,9 +310,10 @@ class Processes:
         ready = connection is not None
         if connection is not None:
             assert self._job is not None
+            # Whoever waits for it is told, even if its children keep the socket; what it has sent can still be read.
+            connection.shutdown(socket.SHUT_RDWR)
             if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
                 self.dealer.answered(Outcome(number, *reply))  # it died after its task
-            connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it is told, even if its children keep the socket
             self._connections[number] = None
             with self._news:
                 self._gone.append(connection)
@@ -337,12 +351,13 @@ class Processes:
 class _Interrupt:
     """A context in which Ctrl-C interrupts the ranks' call instead of this thread, which goes on to wait for them.
 
-    A second one kills them. So no message is ever read by half.
+    A second one kills them. So no message is ever read by half. waiting: the ranks in the call, by descriptor.
     """
 
-    def __init__(self, ranks: Processes) -> None:
+    def __init__(self, send: Callable[[Iterable[int], int], None]) -> None:
         self.count = 0
-        self._ranks = ranks
+        self.waiting: dict[int, int] = {}
+        self._send = send
         self._replaced = False
 
     def __enter__(self) -> _Interrupt:
@@ -358,4 +373,4 @@ class _Interrupt:
 
     def _note(self, signum: int, frame: object) -> None:
         self.count += 1
-        self._ranks.interrupt(range(self._ranks.n), SIGINT if self.count == 1 else signal.SIGKILL)
+        self._send(self.waiting.values(), SIGINT if self.count == 1 else signal.SIGKILL)

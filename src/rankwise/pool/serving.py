@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import select
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,15 +27,20 @@ class Server:
     def __init__(self, meet: Callable[[], None]) -> None:
         self._meet = meet
         self._calling = False
+        self._interrupted = False
         self._reporter = failure_report.reporter()
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """A context in which SIGINT interrupts the present call, and has no effect between two calls."""
+    def interruptible(self, connection: socket.socket) -> Iterator[None]:
+        """A context in which SIGINT interrupts the present call, and has no effect between two calls.
+
+        A call that is only about to be received is interrupted when it begins.
+        """
 
         def interrupt(signum: int, frame: object) -> None:
             if self._calling:
                 raise KeyboardInterrupt
+            self._interrupted = bool(select.select([connection], [], [], 0)[0])
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
@@ -62,9 +69,11 @@ class Server:
     def _interruptibly(self, call: Callable[[], Any]) -> Any:
         self._calling = True
         try:
+            if self._interrupted:
+                raise KeyboardInterrupt
             return call()
         finally:
-            self._calling = False
+            self._calling = self._interrupted = False
 
 
 def _call(parts: wire.Parts) -> Any:

@@ -23,18 +23,17 @@ def main(meeting_fd: int) -> None:
     assert settings.launcher_pid is not None
     end_with(settings.launcher_pid)
     server = Server(_meet)
-    with server.interruptible():
+    connection, theirs = socket.socketpair()
+    with connection, server.interruptible(connection):
         if not settings.restart:  # a replacement meets the others before their next call on all ranks
             init()
-        connection, theirs = socket.socketpair()
         with socket.socket(fileno=meeting_fd) as meeting, theirs:
             socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid()))], [theirs.fileno()])
-        with connection:
-            while (message := wire.receive(connection)) is not None:
-                try:
-                    wire.send(connection, *server.answer(*message))
-                except ConnectionError:
-                    return  # the client is gone
+        while (message := wire.receive(connection)) is not None:
+            try:
+                wire.send(connection, *server.answer(*message))
+            except ConnectionError:
+                return  # the client is gone
 
 
 def _meet() -> None:
