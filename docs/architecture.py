@@ -12,6 +12,7 @@ TEXTS = {
     "frontends": "Tcl, torch.distributed",
     "tools": "the command rankwise",
     "elastic": "state that outlives a rank",
+    "pool": "ranks that stay",
     "overlap": "gradients in buckets",
     "group": "operations on arrays",
     "launch": "starting ranks",

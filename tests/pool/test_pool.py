@@ -501,6 +501,16 @@ def test_shutdown_without_waiting() -> None:
     assert all_gone(pids)
 
 
+def test_an_interrupt_of_the_block_ends_the_tasks() -> None:
+    pool = rw.Pool(2, timeout=60)
+    pids = pool.run(os.getpid)
+    task = pool.submit(time.sleep, 1000)
+    pool.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not any(map(lives, pids))
+    with pytest.raises(rw.ClosedError, match="the pool has been shut down"):
+        task.result(0)
+
+
 def test_a_pool_that_nobody_has_any_more_ends() -> None:
     pool = rw.Pool(2, timeout=60)
     pids = pool.run(os.getpid)

@@ -529,6 +529,8 @@ class LocalJob:
 
     def _read(self, fd: int) -> bool:
         """Forward at most one piece of a pipe's content. Returns False if the pipe is empty or closed."""
+        if fd not in self._pipes:  # `drain` has ended it since `step` found something in it
+            return False
         try:
             data = os.read(fd, PIECE)
         except BlockingIOError:

@@ -184,6 +184,8 @@ class Pool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._served is None:
+            self._end()  # without waiting for the tasks
         self.shutdown(cancel_futures=kind is not None)
 
 
