@@ -505,6 +505,8 @@ def test_an_interrupt_of_the_block_ends_the_tasks() -> None:
     pool = rw.Pool(2, timeout=60)
     pids = pool.run(os.getpid)
     task = pool.submit(time.sleep, 1000)
+    while not task.running():
+        time.sleep(0.001)
     pool.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert not any(map(lives, pids))
     with pytest.raises(rw.ClosedError, match="the pool has been shut down"):
