@@ -104,6 +104,21 @@ def test_tasks_as_an_executor_has_them(pool: rw.Pool) -> None:
     assert list(pool.map(abs, [])) == []
 
 
+def test_without_cloudpickle_local_functions_are_refused_and_others_run(
+    pool: rw.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    for call in (lambda: pool.run(lambda: 1), lambda: pool.map(lambda x: x, [1])):
+        with pytest.raises(TypeError, match=r"pip install 'rankwise\[notebook\]'"):
+            call()
+    assert pool.run(rank_here) == [0, 1, 2]
+    assert list(pool.map(total_of, [1, 2])) == [1, 2]
+
+
+def total_of(x: int) -> int:
+    return x
+
+
 def test_tasks_run_on_all_ranks(pool: rw.Pool) -> None:
     assert len(set(pool.map(lambda _: pid(), range(40)))) == RANKS
 
@@ -299,6 +314,8 @@ def test_bad_arguments(call: Callable[[], object], error: type[Exception], said:
 def test_bad_calls(pool: rw.Pool) -> None:
     with pytest.raises(TypeError, match="fn=3: expected a function"):
         pool.run(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="fn=3: expected a function"):
+        pool.map(3, [1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="chunksize=0: expected at least 1"):
         pool.map(abs, [1], chunksize=0)
 

@@ -119,9 +119,11 @@ class Dealer:
 
     # ---- for the pool ----
 
-    def submit(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
-        """A task, for the next free rank."""
-        task = Task(*self._packed(fn, args, kwargs), TaskFuture(self))
+    def submit(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
+    ) -> Future[Any]:
+        """A task, for the next free rank. given: the user's function, which fn may be or call."""
+        task = Task(*self._packed(fn, args, kwargs, given), TaskFuture(self))
         self.ranks.here()
         with self._changed:
             self._check()
@@ -131,7 +133,7 @@ class Dealer:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
-        parts, path = self._packed(fn, args, kwargs)
+        parts, path = self._packed(fn, args, kwargs, fn)
         self.ranks.here()
         turn = Turn()
         try:
@@ -164,7 +166,8 @@ class Dealer:
                 self._waiting.remove(task)
             self._changed.notify_all()
         for task in dropped:
-            task.future.cancel()
+            if not task.future.cancel():  # it was running on a rank that was lost
+                task.future.set_exception(ClosedError("the pool has been shut down"))
         if wait and not now:
             with self._changed:
                 self._changed.wait_for(lambda: not (self._waiting or self._running))
@@ -237,14 +240,16 @@ class Dealer:
         if self._ended is not None:
             raise self._ended
 
-    def _packed(self, fn: Callable[..., Any], args: object, kwargs: object) -> tuple[list[Any], list[str]]:
-        if not callable(fn):
-            raise TypeError(f"fn={fn!r}: expected a function")
+    def _packed(
+        self, fn: Callable[..., Any], args: object, kwargs: object, given: Callable[..., Any]
+    ) -> tuple[list[Any], list[str]]:
+        if not callable(given):
+            raise TypeError(f"fn={given!r}: expected a function")
         try:
-            parts = wire.packed((fn, args, kwargs), pickler(fn))
+            parts = wire.packed((fn, args, kwargs), pickler(given))
         except CANNOT_TRAVEL as error:
             raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
-        return parts, self._path(fn)
+        return parts, self._path(given)
 
     def _path(self, fn: Callable[..., Any]) -> list[str]:
         """sys.path for the ranks, the same object as long as it is the same list."""

@@ -125,7 +125,7 @@ class Pool(Executor):
             ...     pool.submit(divmod, 7, 2).result()
             (3, 1)
         """
-        return self._dealer.submit(fn, args, kwargs)
+        return self._dealer.submit(fn, args, kwargs, fn)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -147,7 +147,7 @@ class Pool(Executor):
         calls = zip(*iterables, strict=False)
         futures = []
         while chunk := list(islice(calls, chunksize)):
-            futures.append(self.submit(_chunk, fn, chunk))
+            futures.append(self._dealer.submit(_chunk, (fn, chunk), {}, fn))
         return self._results(futures[::-1], end)
 
     def _results(self, futures: list[Future[list[T]]], end: float | None) -> Iterator[T]:
