@@ -113,6 +113,7 @@ class Processes:
         self._places = _Place("stdout"), _Place("stderr")
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
         self._job: LocalJob | None = None
+        self._view: SegmentView | None = None
         self._lasted = 0.0  # seconds that the last call on all ranks took
         self._error: BaseException | None = None
         self._open = threading.RLock()  # held while the pool's thread is woken, and when the job ends
@@ -214,7 +215,7 @@ class Processes:
         with self._reading:
             if self._job is None:
                 return ""
-            view = SegmentView(self._job.segment_fd)
+            view = self._view = self._view or SegmentView(self._job.segment_fd)
             last = (view.state(rank).operation for rank in range(self.n))
             differ = len({operation and operation.sequence for operation in last}) > 1
             return difference(self._job.segment_fd, 0) if differ else ""
