@@ -179,7 +179,7 @@ _MODULE = {
     "it is not needed: all_reduce, broadcast and reduce work in place": "inplace",
     "use rw.testing.run_ranks": "runranks",
     "use `rankwise run -n 4 program.py` in a shell, or rw.spawn(function, n)": "run launch",
-    "use rw.Pool(n)": "mpipoolexecutor processpoolexecutor executor",
+    "use rw.Pool(n)": "mpipoolexecutor",
     "use rw.Pool(group=group)": "mpicommexecutor",
     "use rw.trace.span": "span",
     "use rw.trace.measure": "measure",
