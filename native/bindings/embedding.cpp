@@ -14,13 +14,6 @@ const std::string& package() {
     return folder;
 }
 
-// Whether a frame of this file only passes a call on: in this package, torch.distributed, or Python's frozen modules.
-bool passes_on(const char* file) {
-    const std::string_view name(file);
-    return name.starts_with(package()) || name.starts_with("<frozen ") ||
-           name.find("/torch/distributed/") != std::string_view::npos;
-}
-
 // A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
 struct Python final : rankwise::Embedding {
     bool interrupted() override {
@@ -37,7 +30,8 @@ struct Python final : rankwise::Embedding {
             PyCodeObject* code = PyFrame_GetCode(frame);
             const char* file = PyUnicode_AsUTF8(code->co_filename);
             if (!file) PyErr_Clear();
-            else if (!passes_on(file)) site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+            else if (!passes_call_on(file))
+                site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
             Py_DECREF(code);
             PyFrameObject* caller = PyFrame_GetBack(frame);
             Py_DECREF(frame);
@@ -66,6 +60,13 @@ struct Python final : rankwise::Embedding {
 };
 
 }  // namespace
+
+bool passes_call_on(const char* file) {
+    const std::string_view name(file);
+    return name.starts_with(package()) || name.starts_with("<frozen ") ||
+           name.find("/torch/distributed/") != std::string_view::npos ||
+           name.find("/site-packages/mpi4py/") != std::string_view::npos;
+}
 
 rankwise::Embedding& python() {
     static Python one;

@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
     bind_totals(m);
     bind_registered(m);
     bind_words(m);
+    bind_watch(m);
 }

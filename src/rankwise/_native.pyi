@@ -5,8 +5,10 @@ from typing import Any, TypeVar
 
 from rankwise.contract.message import Arrival
 from rankwise.contract.shortcuts import Shortcuts
+from rankwise.watch.recorder import Recorder
 
 T = TypeVar("T")
+watch: Recorder
 
 class Request(Arrival):
     """A send or receive. Until it is complete, source and tag are None."""
@@ -355,17 +357,13 @@ class RankState:
     @property
     def joined(self) -> bool: ...
     @property
-    def exited(self) -> bool:
-        """Whether its process has ended, as far as another rank or the launcher has detected it."""
-
+    def exited(self) -> bool: ...  # whether its process has ended, as far as a rank or the launcher has detected it
     @property
     def exit_status(self) -> int | None:
         """Like subprocess's returncode; None while the process runs, and if it is not known."""
 
     @property
-    def operations(self) -> int:
-        """The number of operations that it has begun."""
-
+    def operations(self) -> int: ...  # the number of those that it has begun
     @property
     def bytes(self) -> int:
         """The bytes that its operations moved, counted as in Operation.bytes; up to 4 KiB per group appear late."""

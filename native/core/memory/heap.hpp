@@ -21,7 +21,7 @@ struct RankRecord;
 
 // Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its
 // block. Retired: freed as soon as nobody visits it. The others are published.
-enum class BlockKind : uint8_t { Free, Reserved, Continued, Retired, GroupSegment, Channel, Buffer, Text };
+enum class BlockKind : uint8_t { Free, Reserved, Continued, Retired, GroupSegment, Channel, Buffer, Text, Watched };
 
 struct HeapHeader {
     uint64_t table;  // offset of the units' words; what precedes it never moves

@@ -22,7 +22,7 @@
 
 namespace rankwise {
 
-inline constexpr uint64_t kSegmentMagic = 0x38657369776b6e72;  // "rnkwise8"
+inline constexpr uint64_t kSegmentMagic = 0x39657369776b6e72;  // "rnkwise9"
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
 // Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank
@@ -41,6 +41,8 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<int32_t> doorbell;
     std::atomic<uint32_t> stacks_requested, stacks_answered;
     std::atomic<uint64_t> doorbell_inode, stacks;
+    // The offset of its WatchedRank (watch/watched_calls.hpp), or 0.
+    std::atomic<uint64_t> watched;
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // begun so far: the number of the next one in the trace
     std::atomic<uint64_t> bytes;             // moved by these; small operations are added a few KiB at a time
     std::atomic<uint64_t> waited;            // ticks that it waited for other ranks, without the shortest waits

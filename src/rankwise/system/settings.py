@@ -57,7 +57,7 @@ class Settings:
     RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
-    RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300)
+    RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300; rankwise.watch: 60)
     RANKWISE_ALLOW_PICKLE   1 or 0: whether operations on objects allow pickles unless their argument says otherwise
                             (default 0), as rw.init(allow_pickle=True); the same on all ranks, which must trust each
                             other

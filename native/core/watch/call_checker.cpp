@@ -1,0 +1,101 @@
+#include "watch/call_checker.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "sync/engine_thread.hpp"
+#include "watch/roll_call.hpp"
+
+namespace rankwise {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 100ms;
+constexpr auto kArrivals = 200ms;   // for the other ranks' calls to be recorded before a mismatch is shown
+constexpr auto kForwarded = 500ms;  // for the launcher to pass the report on: it drops what is left when a rank fails
+
+void print(const std::string& text) {
+    for (size_t at = 0; at < text.size();) {
+        const ssize_t written = write(STDERR_FILENO, text.data() + at, text.size() - at);
+        if (written > 0) at += size_t(written);
+        else if (errno == EAGAIN) std::this_thread::sleep_for(1ms);
+        else if (errno != EINTR) return;
+    }
+}
+
+struct Checker {
+    std::shared_ptr<Segment> segment;
+    int rank;
+    CallNames names;
+    CheckerOptions options;
+    Embedding& program;
+
+    [[noreturn]] void end_job() const {
+        std::this_thread::sleep_for(kForwarded);
+        _exit(options.exit_status);
+    }
+
+    std::string others() const {
+        if (segment->world_size() == options.world_size) return "";
+        return "The job's ranks on other hosts are not in this report: calls are compared between the ranks of one "
+               "host.\n";
+    }
+
+    void check_mismatch(CallComparer& comparer) const {
+        const auto found = comparer.look();
+        WatchedRank* const shared = found ? watched_rank(*segment, 0) : nullptr;
+        if (!shared || shared->mismatch_reported.exchange(1)) return;
+        std::this_thread::sleep_for(kArrivals);
+        print("rankwise.watch: the ranks' calls do not match: call #" + std::to_string(found->number) + " on " +
+              found->name + "\n" + list_calls(*segment, names, *found) + others() + "The job ends with status " +
+              std::to_string(options.exit_status) + ".\n");
+        end_job();
+    }
+
+    void check_hang() const {
+        const uint64_t now = ticks();
+        const double per_tick = double(ns_of_ticks(segment->header(), 1'000'000)) / 1e15;  // seconds
+        const auto limit = uint64_t(options.timeout / per_tick);
+        const auto call = longest_call(*segment, rank, names, now > limit ? now - limit : 0);
+        WatchedRank* const shared = call ? watched_rank(*segment, 0) : nullptr;
+        if (!shared) return;
+        // A roll call shows all calls that have begun before it.
+        uint64_t last = shared->roll_called.load();
+        if (call->begin < last || !shared->roll_called.compare_exchange_strong(last, now)) return;
+        const auto waited = int64_t(double(now - call->begin) * per_tick);
+        print("rankwise.watch: " + name_of_rank(*segment, rank) + " has been in " +
+              describe_call(*segment, rank, names, *call) + " for " + std::to_string(waited) +
+              " s. Where each rank is:\n" + roll_call(*segment, names, program) + others() +
+              (options.abort ? "The job ends with status " + std::to_string(options.exit_status) + ".\n"
+                             : "The job goes on; --abort would end it.\n"));
+        if (options.abort) end_job();
+    }
+
+    [[noreturn]] void run() const {
+        CallComparer comparer(*segment, rank);
+        for (;;) {
+            std::this_thread::sleep_for(kLook);
+            check_mismatch(comparer);
+            check_hang();
+        }
+    }
+};
+
+}  // namespace
+
+void start_checker(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
+    const Checker checker{writer.segment(), writer.rank(), writer.names(), options, program};
+    engine_thread([checker] { checker.run(); }).detach();
+}
+
+void check_at_end(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
+    CallComparer comparer(*writer.segment(), writer.rank(), true);
+    Checker{writer.segment(), writer.rank(), writer.names(), options, program}.check_mismatch(comparer);
+}
+
+}  // namespace rankwise

@@ -1,0 +1,108 @@
+"""`python -m rankwise.watch [options] program.py [args]`: run a program whose calls are recorded and compared."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from rankwise.system.settings import Settings
+from rankwise.watch import job
+from rankwise.watch.imports import after_import
+
+TIMEOUT = 60.0
+
+DESCRIPTION = """\
+Run an unchanged mpi4py or torch.distributed program on the library that it uses, and record each of its calls. If the
+calls of the ranks of a host do not match, the job ends with a report of each rank's call and line; if a call lasts too
+long, a roll call shows where each rank is. `rankwise status` shows the running job.
+"""
+
+EPILOG = """\
+examples:
+  mpiexec -n 4 python -m rankwise.watch program.py
+  mpiexec -n 4 python -m rankwise.watch --timeout 10 --abort -m package.module
+  torchrun --nproc-per-node 4 -m rankwise.watch train.py
+"""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the program that the arguments name, as `python` would."""
+    options = _parse(argv)
+    timeout = options.timeout
+    if timeout is None:
+        settings = Settings.read()
+        timeout = settings.timeout if settings.timeout_given else TIMEOUT
+    job.start(timeout, options.abort)
+    after_import({"mpi4py.MPI": _adopt_mpi, "torch.distributed.distributed_c10d": _adopt_torch})
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # nothing is lost if the job is ended
+    sys.argv = [options.program, *options.arguments]
+    try:
+        if options.module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
+            runpy.run_path(options.program, run_name="__main__")
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever the program raises ends it
+        # The program's own frames, without those that started it.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+def _adopt_mpi(module: ModuleType) -> None:
+    from rankwise.watch.mpi import adopt
+
+    adopt(module)
+
+
+def _adopt_torch(module: ModuleType) -> None:
+    from rankwise.watch.torch import adopt
+
+    adopt(module)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return value
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m rankwise.watch",
+        usage="python -m rankwise.watch [options] [-m] program [arguments]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"after which a call lasts too long (default: RANKWISE_TIMEOUT, or {TIMEOUT:.0f})",
+    )
+    parser.add_argument("--abort", action="store_true", help="end the job after the roll call of a call that does")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
+    parser.add_argument("program", help="the program's file, or the module's name")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
