@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from leftovers import MPI_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = ("openmpi", "mpich")
@@ -46,3 +50,21 @@ def run(
         timeout=timeout,
         check=False,
     )
+
+
+@contextmanager
+def files_of_aborted_jobs() -> Iterator[None]:
+    """Afterwards the shared memory is removed that MPI leaves behind when a job is aborted meanwhile."""
+
+    def files() -> set[Path]:
+        return {path for pattern in MPI_FILES for path in Path("/dev/shm").glob(pattern)}
+
+    before = files()
+    yield
+    used = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            used += maps.read_text()
+    for path in files() - before:
+        if str(path) not in used:
+            path.unlink(missing_ok=True)

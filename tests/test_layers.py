@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "backends": {"contract", "system", "meeting", "_native"},
     "wrappers": {"contract", "backends", "_native"},
     # Programs that stay on another library: it takes the ranks' meeting and the recorder of the engine.
-    "watch": {"contract", "system", "launch", "backends", "_native"},
+    "watch": {"contract", "system", "launch", "observe", "backends", "_native"},
     "overlap": {"contract", "arrays", "group"},
     # initialize.py joins the group level with the backends.
     "initialize": {"contract", "system", "group", "launch", "backends", "wrappers", "_native"},

@@ -277,7 +277,11 @@ void bind_watch(nb::module_& m) {
     w.def("function", &watched_function, nb::arg("function"), nb::arg("operation"), nb::arg("buffer") = nb::none(),
           nb::arg("other") = nb::none(), nb::arg("root") = nb::none(), nb::arg("reduction") = nb::none(),
           nb::arg("tag") = nb::none(), nb::arg("takes_self") = true, nb::arg("convert") = nb::none());
-    w.def("add_comm", [](uint64_t id, const std::string& name) { return writer().add_comm(id, name); });
+    w.def(
+        "add_comm",
+        [](uint64_t id, const std::string& name, bool deferred) { return writer().add_comm(id, name, deferred); },
+        nb::arg("id"), nb::arg("name"), nb::arg("deferred") = false);
+    w.def("failure", [](const Segment& segment) { return why_ended(segment); }, nb::arg("segment"));
     w.def("remove_comm", [](uint32_t index) { writer().remove_comm(index); });
     w.def("check", [] {
         const ReleaseGil released;

@@ -109,6 +109,23 @@ void roll_calls() {
     CHECK(!longest_call(*ranks.segment, 0, names(), ticks() + 1));
 }
 
+// Of calls that return before they are complete, one that another rank has not made.
+void unfollowed() {
+    Ranks ranks;
+    const uint32_t a = ranks.first.add_comm(7, "nccl", true), b = ranks.second.add_comm(7, "nccl", true);
+    const uint32_t c = ranks.first.add_comm(8, "gloo"), d = ranks.second.add_comm(8, "gloo");
+    call(ranks.first, c, kBcast), call(ranks.first, c, kBcast), call(ranks.second, d, kBcast);
+    call(ranks.first, a, kAllreduce), call(ranks.second, b, kAllreduce);
+    CHECK(!unfollowed_call(*ranks.segment, 0, ticks() + 1));
+    call(ranks.first, a, kAllreduce);
+    CHECK(!unfollowed_call(*ranks.segment, 0, 0));
+    CHECK(!unfollowed_call(*ranks.segment, 1, ticks() + 1));
+    const auto found = unfollowed_call(*ranks.segment, 0, ticks() + 1);
+    CHECK(found && found->number == 2);
+    call(ranks.second, b, kAllreduce);
+    CHECK(!unfollowed_call(*ranks.segment, 0, ticks() + 1));
+}
+
 // Messages that are in progress keep their records.
 void many_messages() {
     Ranks ranks;
@@ -128,6 +145,7 @@ int main() {
     overwritten();
     other_communicators();
     roll_calls();
+    unfollowed();
     many_messages();
     return check::result();
 }

@@ -9,32 +9,21 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import mpi_launchers
-from leftovers import MPI_FILES
 
 FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = ("all_reduce", "reduce_scatter", "all_to_all_v", "gather_v", "send_recv")
-
-SHARED = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def files_of_aborted_jobs() -> Iterator[None]:
     """MPI's Abort leaves MPI's shared memory behind; nothing else may stay, see tests/conftest.py."""
-    before = {path for pattern in MPI_FILES for path in SHARED.glob(pattern)}
-    yield
-    used = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            used += maps.read_text()
-    for path in {path for pattern in MPI_FILES for path in SHARED.glob(pattern)} - before:
-        if str(path) not in used:
-            path.unlink(missing_ok=True)
+    with mpi_launchers.files_of_aborted_jobs():
+        yield
 
 
 @pytest.fixture(params=mpi_launchers.LAUNCHERS, scope="module")

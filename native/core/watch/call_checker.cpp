@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "sync/engine_thread.hpp"
@@ -35,15 +37,19 @@ struct Checker {
     CheckerOptions options;
     Embedding& program;
 
-    [[noreturn]] void end_job() const {
+    // headline: what went wrong; details: whole lines.
+    void report(const std::string& headline, const std::string& details, bool ends) const {
+        std::string text = "rankwise.watch: " + headline + "\n" + details;
+        if (segment->world_size() != options.world_size)
+            text += "The job's ranks on other hosts are not shown: only the ranks of one host are compared.\n";
+        text += ends ? "The job ends with status " + std::to_string(options.exit_status) + ".\n"
+                     : "The job goes on; --abort would end it.\n";
+        if (WatchedRank* const shared = ends ? watched_rank(*segment, 0) : nullptr)
+            std::memcpy(shared->failure, headline.data(), std::min(headline.size(), kFailureText - 1));
+        print(text);
+        if (!ends) return;
         std::this_thread::sleep_for(kForwarded);
         _exit(options.exit_status);
-    }
-
-    std::string others() const {
-        if (segment->world_size() == options.world_size) return "";
-        return "The job's ranks on other hosts are not in this report: calls are compared between the ranks of one "
-               "host.\n";
     }
 
     void check_mismatch(CallComparer& comparer) const {
@@ -51,29 +57,29 @@ struct Checker {
         WatchedRank* const shared = found ? watched_rank(*segment, 0) : nullptr;
         if (!shared || shared->mismatch_reported.exchange(1)) return;
         std::this_thread::sleep_for(kArrivals);
-        print("rankwise.watch: the ranks' calls do not match: call #" + std::to_string(found->number) + " on " +
-              found->name + "\n" + list_calls(*segment, names, *found) + others() + "The job ends with status " +
-              std::to_string(options.exit_status) + ".\n");
-        end_job();
+        report("the ranks' calls do not match: call #" + std::to_string(found->number) + " on " + found->name,
+               list_calls(*segment, names, *found), true);
     }
 
     void check_hang() const {
         const uint64_t now = ticks();
         const double per_tick = double(ns_of_ticks(segment->header(), 1'000'000)) / 1e15;  // seconds
         const auto limit = uint64_t(options.timeout / per_tick);
-        const auto call = longest_call(*segment, rank, names, now > limit ? now - limit : 0);
+        const uint64_t before = now > limit ? now - limit : 0;
+        const auto longest = longest_call(*segment, rank, names, before);
+        const auto call = longest ? longest : unfollowed_call(*segment, rank, before);
         WatchedRank* const shared = call ? watched_rank(*segment, 0) : nullptr;
         if (!shared) return;
         // A roll call shows all calls that have begun before it.
         uint64_t last = shared->roll_called.load();
         if (call->begin < last || !shared->roll_called.compare_exchange_strong(last, now)) return;
-        const auto waited = int64_t(double(now - call->begin) * per_tick);
-        print("rankwise.watch: " + name_of_rank(*segment, rank) + " has been in " +
-              describe_call(*segment, rank, names, *call) + " for " + std::to_string(waited) +
-              " s. Where each rank is:\n" + roll_call(*segment, names, program) + others() +
-              (options.abort ? "The job ends with status " + std::to_string(options.exit_status) + ".\n"
-                             : "The job goes on; --abort would end it.\n"));
-        if (options.abort) end_job();
+        const auto waited = std::to_string(int64_t(double(now - call->begin) * per_tick));
+        const std::string what = describe_call(*segment, rank, names, *call);
+        report(name_of_rank(*segment, rank) +
+                   (longest ? " has been in " + what + " for " + waited + " s"
+                            : " called " + what + " " + waited + " s ago, and not every rank has followed") +
+                   ". Where each rank is:",
+               roll_call(*segment, names, program), options.abort);
     }
 
     [[noreturn]] void run() const {
@@ -96,6 +102,11 @@ void start_checker(const CallWriter& writer, const CheckerOptions& options, Embe
 void check_at_end(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
     CallComparer comparer(*writer.segment(), writer.rank(), true);
     Checker{writer.segment(), writer.rank(), writer.names(), options, program}.check_mismatch(comparer);
+}
+
+std::string why_ended(const Segment& segment) {
+    const WatchedRank* const shared = watched_rank(segment, 0);
+    return shared ? std::string(shared->failure, strnlen(shared->failure, kFailureText)) : "";
 }
 
 }  // namespace rankwise

@@ -19,4 +19,7 @@ void start_checker(const CallWriter& writer, const CheckerOptions& options, Embe
 // The last comparison, when the program has ended: whichever of two ranks ends later sees the calls of both.
 void check_at_end(const CallWriter& writer, const CheckerOptions& options, Embedding& program);
 
+// Why the calls of the segment's ranks ended the job; "" if they did not.
+std::string why_ended(const Segment& segment);
+
 }  // namespace rankwise

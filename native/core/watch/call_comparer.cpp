@@ -5,20 +5,6 @@
 
 namespace rankwise {
 
-namespace {
-
-// A communicator of the rank by its id, or nullptr if the rank is no member, or has not made it yet.
-WatchedComm* comm_of(const Segment& segment, int rank, uint64_t id) {
-    const WatchedRank* const other = watched_rank(segment, rank);
-    if (!other) return nullptr;
-    const uint32_t used = std::min(other->comms_used.load(std::memory_order_acquire), kWatchedComms);
-    for (uint32_t i = 1; i < used; ++i)
-        if (WatchedComm* const comm = watched_comm(segment, *other, i); comm && comm->id.load() == id) return comm;
-    return nullptr;
-}
-
-}  // namespace
-
 std::string difference(const CallRecord& a, const CallRecord& b) {
     const CallKind &x = a.kind, &y = b.kind;
     if (x.operation != y.operation) return "operation";
@@ -49,7 +35,7 @@ std::optional<CallComparer::Found> CallComparer::look() {
 }
 
 std::optional<CallComparer::Found> CallComparer::look(WatchedComm& own, uint64_t id, int other) {
-    WatchedComm* const theirs = comm_of(segment_, other, id);
+    WatchedComm* const theirs = comm_by_id(segment_, other, id);
     if (!theirs) return std::nullopt;
     const uint64_t last = std::min(own.calls.load(), theirs->calls.load());
     uint64_t& compared = compared_[{id, other}];
@@ -72,7 +58,7 @@ std::string list_calls(const Segment& segment, const CallNames& names, const Cal
     std::optional<CallRecord> reference;
     std::string lines;
     for (const int rank : ranks_by_number(segment)) {
-        WatchedComm* const comm = comm_of(segment, rank, found.comm);
+        WatchedComm* const comm = comm_by_id(segment, rank, found.comm);
         const auto call = comm ? read_call(comm->at(found.number), found.number) : std::nullopt;
         if (!call) continue;
         if (!reference) reference = call;

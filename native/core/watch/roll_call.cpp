@@ -65,6 +65,24 @@ std::optional<CallRecord> longest_call(const Segment& segment, int rank, const C
     return longest;
 }
 
+std::optional<CallRecord> unfollowed_call(const Segment& segment, int rank, uint64_t before) {
+    const WatchedRank* const own = watched_rank(segment, rank);
+    if (!own) return std::nullopt;
+    const uint32_t used = std::min(own->comms_used.load(std::memory_order_acquire), kWatchedComms);
+    for (uint32_t i = 1; i < used; ++i) {
+        WatchedComm* const comm = watched_comm(segment, *own, i);
+        const uint64_t id = comm && comm->deferred.load() ? comm->id.load() : 0;
+        if (!id) continue;
+        const auto last = read_call(comm->at(comm->calls.load()));
+        if (!last || last->begin >= before) continue;
+        for (int other = 0; other < segment.world_size(); ++other)
+            if (WatchedComm* const theirs = comm_by_id(segment, other, id);
+                theirs && theirs->calls.load() < last->number)
+                return last;
+    }
+    return std::nullopt;
+}
+
 std::string describe_call(const Segment& segment, int rank, const CallNames& names, const CallRecord& call) {
     std::string text = to_string(call, names);
     const WatchedRank* const own = watched_rank(segment, rank);
@@ -86,7 +104,9 @@ std::string roll_call(Segment& segment, const CallNames& names, Embedding& progr
         text += where(segment, rank, names) + "\n";
     }
     std::vector<std::pair<std::string, std::vector<int>>> stacks;  // each once, with the ranks that have it
-    for (const auto& [rank, stack] : request_stacks(segment, ranks)) {
+    // The only rank of a host has nobody who would answer for it.
+    const RankTexts answers = ranks.size() > 1 ? request_stacks(segment, ranks) : RankTexts{{0, program.stacks()}};
+    for (const auto& [rank, stack] : answers) {
         const auto same = std::find_if(stacks.begin(), stacks.end(),
                                        [&, &stack = stack](const auto& each) { return each.first == stack; });
         if (same != stacks.end()) same->second.push_back(rank);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/errors.hpp"
 #include "base/mix.hpp"
 
 namespace rankwise {
@@ -84,6 +85,15 @@ std::vector<int> ranks_by_number(const Segment& segment) {
     return ranks;
 }
 
+WatchedComm* comm_by_id(const Segment& segment, int rank, uint64_t id) {
+    const WatchedRank* const own = watched_rank(segment, rank);
+    if (!own) return nullptr;
+    const uint32_t used = std::min(own->comms_used.load(acquire), kWatchedComms);
+    for (uint32_t i = 1; i < used; ++i)
+        if (WatchedComm* const comm = watched_comm(segment, *own, i); comm && comm->id.load() == id) return comm;
+    return nullptr;
+}
+
 std::string site_of(const WatchedRank& rank, uint32_t site) {
     const std::string text = site && site < kCallSites ? text_at(rank.sites[site], kCallSiteText) : "";
     return text.empty() ? "an unknown line" : text;
@@ -99,7 +109,7 @@ CallWriter::CallWriter(std::shared_ptr<Segment> segment, int rank, int number, C
     segment_->record(rank).watched.store(offset, release);
 }
 
-uint32_t CallWriter::add_comm(uint64_t id, const std::string& name) {
+uint32_t CallWriter::add_comm(uint64_t id, const std::string& name, bool deferred) {
     uint32_t index = own_->comms_used.load(relaxed);
     if (!free_.empty()) {
         index = free_.back();
@@ -107,7 +117,13 @@ uint32_t CallWriter::add_comm(uint64_t id, const std::string& name) {
     } else if (index == kWatchedComms) {
         return 0;
     } else {
-        const uint64_t offset = segment_->heap().allocate(sizeof(WatchedComm), BlockKind::Watched);
+        uint64_t offset = 0;
+        try {
+            offset = segment_->heap().allocate(sizeof(WatchedComm), BlockKind::Watched);
+        } catch (const OutOfMemory&) {
+            if (!index) throw;
+            return 0;
+        }
         comms_[index] = segment_->at<WatchedComm>(offset);
         own_->comms[index].store(offset, release);
         own_->comms_used.store(index + 1, release);
@@ -119,6 +135,7 @@ uint32_t CallWriter::add_comm(uint64_t id, const std::string& name) {
     std::memcpy(comm.name, name.data(), std::min(name.size(), kCommName - 1));
     const uint32_t group = name == "COMM_WORLD" || !id ? 0 : uint32_t(id >> 33) | 1;
     comm.group.store(group, relaxed);
+    comm.deferred.store(deferred, relaxed);
     if (group) segment_->name_group(group, name);
     comm.id.store(id, release);
     return index;
@@ -147,7 +164,7 @@ CallWriter::Begun CallWriter::begin(uint32_t index, CallKind kind, uint64_t amou
     uint64_t number = comm.calls.fetch_add(1, relaxed) + 1;
     WatchedCall* call = &comm.at(number);
     // A message may be in progress for long; its record is kept.
-    for (uint32_t tries = 0; operation.message && call->number.load(relaxed) && !call->end.load(relaxed); ++tries) {
+    for (uint32_t tries = 0; &comm == comms_[0] && call->number.load(relaxed) && !call->end.load(relaxed); ++tries) {
         if (tries == kWatchedCalls) return {};
         number = comm.calls.fetch_add(1, relaxed) + 1;
         call = &comm.at(number);

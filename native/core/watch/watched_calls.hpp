@@ -21,9 +21,10 @@ namespace rankwise {
 
 inline constexpr uint32_t kWatchedCalls = 256;   // of a communicator; ranks that are further apart are not compared
 inline constexpr uint32_t kWatchedComms = 1000;  // of a rank; the calls of further ones are not compared
-inline constexpr uint32_t kCallSites = 4096;     // lines of a rank's program that make calls
+inline constexpr uint32_t kCallSites = 2048;     // lines of a rank's program that make calls
 inline constexpr size_t kCallSiteText = 240;
-inline constexpr size_t kCommName = 88;
+inline constexpr size_t kCommName = 84;
+inline constexpr size_t kFailureText = 400;
 inline constexpr uint64_t kUnknownAmount = UINT64_MAX;
 inline constexpr uint8_t kNone = 255;  // no dtype, no reduction
 
@@ -48,7 +49,6 @@ struct CallNames {
         Op traced = Op::None;  // as which the trace shows it; None: not at all
         bool message = false;  // between two ranks, or of one rank; never compared
         bool rooted = false;
-        bool pending = false;  // it returns before it is complete
     };
     std::vector<Operation> operations;
     std::vector<std::string> reductions;  // first those of ReduceOp, in its order
@@ -66,7 +66,8 @@ struct alignas(64) WatchedCall {
 struct WatchedComm {
     std::atomic<uint64_t> id;  // 0: freed, or that of the messages
     std::atomic<uint64_t> calls;
-    std::atomic<uint32_t> group;  // its number in the trace
+    std::atomic<uint32_t> group;     // its number in the trace
+    std::atomic<uint32_t> deferred;  // its calls return before they are complete
     char name[kCommName];
     WatchedCall ring[kWatchedCalls];
     WatchedCall& at(uint64_t number) { return ring[number % kWatchedCalls]; }
@@ -78,6 +79,7 @@ struct WatchedRank {
     std::atomic<uint64_t> comms[kWatchedComms];  // offsets; the first holds the messages
     std::atomic<uint64_t> roll_called;           // in the first rank's: ticks of the last roll call
     std::atomic<uint32_t> mismatch_reported;     // likewise
+    char failure[kFailureText];                  // likewise: why the job was ended
     char sites[kCallSites][kCallSiteText];
 };
 
@@ -101,6 +103,8 @@ std::string to_string(const CallRecord& call, const CallNames& names);
 std::string name_of_rank(const Segment& segment, int rank);
 // All ranks of the segment in the order of their numbers in the job.
 std::vector<int> ranks_by_number(const Segment& segment);
+// A communicator of the rank by its id, or nullptr if the rank is no member, or has not made it yet.
+WatchedComm* comm_by_id(const Segment& segment, int rank, uint64_t id);
 std::string site_of(const WatchedRank& rank, uint32_t site);
 
 // Writes the calls of this process. The program's threads call it one at a time.
@@ -113,8 +117,9 @@ public:
     // rank: in the segment; number: in the job.
     CallWriter(std::shared_ptr<Segment> segment, int rank, int number, CallNames names);
 
-    // Returns the index of a communicator: 0, that of the messages, if there is no room.
-    uint32_t add_comm(uint64_t id, const std::string& name);
+    // Returns the index of a communicator: 0, that of the messages, if there is no room. Then its calls are not
+    // compared.
+    uint32_t add_comm(uint64_t id, const std::string& name, bool deferred = false);
     void remove_comm(uint32_t index);
     uint64_t calls(uint32_t comm) const { return comms_[comm]->calls.load(std::memory_order_relaxed); }
     // The index of this text, or 0, a site that is unknown, if there is no room.

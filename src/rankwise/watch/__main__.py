@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from rankwise.system.settings import Settings
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     if timeout is None:
         settings = Settings.read()
         timeout = settings.timeout if settings.timeout_given else TIMEOUT
-    job.start(timeout, options.abort)
+    job.start(timeout, options.abort, options.trace)
     after_import({"mpi4py.MPI": _adopt_mpi, "torch.distributed.distributed_c10d": _adopt_torch})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nothing is lost if the job is ended
@@ -98,6 +99,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help=f"after which a call lasts too long (default: RANKWISE_TIMEOUT, or {TIMEOUT:.0f})",
     )
     parser.add_argument("--abort", action="store_true", help="end the job after the roll call of a call that does")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the last operations, for `rankwise trace FILE`"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("program", help="the program's file, or the module's name")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")

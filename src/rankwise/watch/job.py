@@ -6,24 +6,28 @@ import faulthandler
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 from rankwise import _native
 from rankwise.contract.job import Job
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
 from rankwise.watch.operations import ALL, REDUCTIONS
+from rankwise.watch.trace import write_at_end
 
 _SIGNAL = signal.SIGRTMAX - 4  # one that programs and MPI libraries leave alone
 MEETING = 60.0  # seconds that the ranks of a host may take to start
 
 
-def start(timeout: float, abort: bool) -> Job:
+def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
     """Begin to record this process's calls, and to compare them with those of the host's other ranks.
 
-    timeout: seconds after which a call lasts too long. abort: whether such a call ends the job.
+    timeout: seconds after which a call lasts too long. abort: whether such a call ends the job. trace: the file for the
+    trace of rank 0's host.
 
     Raises:
         ValueError: the launcher does not say how many ranks this host has.
+        OSError: the trace cannot be written.
     """
     job = find_job(os.environ, Settings.read())
     segment, local = _segment(job)
@@ -42,6 +46,8 @@ def start(timeout: float, abort: bool) -> Job:
         dump=dump,
         signal=_SIGNAL,
     )
+    if trace is not None and job.rank == 0:
+        write_at_end(segment, trace)
     return job
 
 

@@ -153,6 +153,7 @@ def _torch() -> Iterable[Operation]:
     for name, traced in (("send", "send"), ("isend", "send"), ("recv", "recv"), ("irecv", "recv")):
         yield Operation(name, traced, True)
     yield Operation("wait", "sync", True)
+    yield Operation("init_process_group", "", True)
 
 
 TORCH: tuple[Operation, ...] = tuple(_torch())

@@ -47,8 +47,12 @@ class Recorder(Protocol):
         whether `function` gets self. convert: what is called with the result.
         """
 
-    def add_comm(self, id: int, name: str) -> int:
-        """The number of a new communicator. id: the same on all its ranks, or 0 if its calls are not compared."""
+    def add_comm(self, id: int, name: str, deferred: bool = False) -> int:
+        """The number of a new communicator.
+
+        id: the same on all its ranks, or 0 if its calls are not compared. deferred: whether its calls return before
+        they are complete.
+        """
 
     def remove_comm(self, index: int) -> None: ...
     def calls(self, comm: int) -> int:
@@ -72,3 +76,6 @@ class Recorder(Protocol):
     def end(self, begun: tuple[int, int], failed: bool) -> None: ...
     def check(self) -> None:
         """Compare all calls with those of the other ranks; ends the process if they do not match."""
+
+    def failure(self, segment: Any) -> str:
+        """Why the calls of the segment's ranks ended the job; "" if they did not."""

@@ -67,7 +67,8 @@ class _Groups:
             given = getattr(group, "group_desc", "undefined")
             label = "the default group" if is_world else f"group {name if given == 'undefined' else given}"
             ranks = module.get_process_group_ranks(group)
-            self.comms[name] = watch.add_comm(identity("torch", name, ranks), label)
+            deferred = "nccl" in str(module.get_backend(group))
+            self.comms[name] = watch.add_comm(identity("torch", name, ranks), label, deferred)
         return self.comms[name]
 
     def forget(self) -> None:
