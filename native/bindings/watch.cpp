@@ -74,7 +74,7 @@ struct Watch {
     uint8_t other_reduction = kNone;
     CheckerOptions options;
 };
-Watch* watch = nullptr;
+Watch* watch = nullptr;  // also in a forked child, which is no rank
 
 // An argument by its position after self, or by its name; position -1: the operation has none.
 struct Argument {
@@ -262,11 +262,6 @@ void start(std::shared_ptr<Segment> segment, int rank, int number, int world_siz
     pthread_atfork(nullptr, nullptr, [] { watch = nullptr; });  // a child is no rank
 }
 
-CallWriter& writer() {
-    if (!watch) throw Error("this process does not watch its calls");
-    return *watch->writer;
-}
-
 }  // namespace
 
 void bind_watch(nb::module_& m) {
@@ -279,19 +274,24 @@ void bind_watch(nb::module_& m) {
           nb::arg("tag") = nb::none(), nb::arg("takes_self") = true, nb::arg("convert") = nb::none());
     w.def(
         "add_comm",
-        [](uint64_t id, const std::string& name, bool deferred) { return writer().add_comm(id, name, deferred); },
+        [](uint64_t id, const std::string& name, bool deferred) {
+            return watch ? watch->writer->add_comm(id, name, deferred) : 0;
+        },
         nb::arg("id"), nb::arg("name"), nb::arg("deferred") = false);
     w.def("failure", [](const Segment& segment) { return why_ended(segment); }, nb::arg("segment"));
-    w.def("remove_comm", [](uint32_t index) { writer().remove_comm(index); });
-    w.def("check", [] {
-        const ReleaseGil released;
-        check_at_end(writer(), watch->options, python());
+    w.def("remove_comm", [](uint32_t index) {
+        if (watch) watch->writer->remove_comm(index);
     });
-    w.def("calls", [](uint32_t comm) { return writer().calls(comm); });
+    w.def("check", [] {
+        if (!watch) return;
+        const ReleaseGil released;
+        check_at_end(*watch->writer, watch->options, python());
+    });
+    w.def("calls", [](uint32_t comm) { return watch ? watch->writer->calls(comm) : 0; });
     w.def(
         "set_objects",
         [](nb::object in_place, const std::vector<std::pair<nb::object, int>>& reductions) {
-            writer();
+            if (!watch) return;
             watch->in_place = in_place.release().ptr();
             for (auto [object, index] : reductions)
                 watch->reductions.emplace_back(object.release().ptr(), uint8_t(index));

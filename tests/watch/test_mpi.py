@@ -178,6 +178,28 @@ def test_what_a_program_sees(mpi: Path, tmp_path: Path) -> None:
     assert "rankwise" not in ran.stderr
 
 
+def test_a_program_that_initializes_mpi_itself_and_forks(mpi: Path, tmp_path: Path) -> None:
+    """A forked child is no rank: it neither records nor compares."""
+    (tmp_path / "program.py").write_text(
+        dedent("""
+        import os
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        assert not MPI.Is_initialized()
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if os.fork() == 0:
+            os._exit(0)
+        assert os.wait()[1] == 0
+        assert MPI.COMM_WORLD.Split(0, 0).allreduce(1) == 2
+        MPI.Finalize()
+        os.write(1, b"right\\n")
+        """)
+    )
+    ran = mpi_launchers.run(mpi, 2, "-m", "rankwise.watch", str(tmp_path / "program.py"), timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "right\n" * 2), ran.stderr
+
+
 def test_status_shows_the_job(tmp_path: Path) -> None:
     mpi = mpi_launchers.programs("mpich")
     code = """

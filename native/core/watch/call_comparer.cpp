@@ -5,6 +5,12 @@
 
 namespace rankwise {
 
+namespace {
+
+constexpr size_t kMostCompared = 10'000;
+
+}  // namespace
+
 std::string difference(const CallRecord& a, const CallRecord& b) {
     const CallKind &x = a.kind, &y = b.kind;
     if (x.operation != y.operation) return "operation";
@@ -38,6 +44,7 @@ std::optional<CallComparer::Found> CallComparer::look(WatchedComm& own, uint64_t
     WatchedComm* const theirs = comm_by_id(segment_, other, id);
     if (!theirs) return std::nullopt;
     const uint64_t last = std::min(own.calls.load(), theirs->calls.load());
+    if (compared_.size() == kMostCompared) compared_.clear();  // then the calls that are still there are compared again
     uint64_t& compared = compared_[{id, other}];
     // Of calls that are no longer there, the digests of the next ones tell whether they matched.
     const uint64_t from = std::max(compared + 1, last > kWatchedCalls ? last - kWatchedCalls + 1 : 1);

@@ -26,7 +26,7 @@ def identity(*parts: object) -> int:
 
 
 def adopt(module: ModuleType) -> None:
-    """Replace COMM_WORLD, COMM_SELF, Request and Prequest in mpi4py.MPI by watched ones. It calls nothing of MPI."""
+    """Replace COMM_WORLD, COMM_SELF, Request and Prequest in mpi4py.MPI by watched ones."""
     _Adoption(module)
 
 
@@ -40,9 +40,26 @@ class _Adoption:
         reductions = [(getattr(mpi, name), n) for n, name in enumerate(REDUCTIONS) if hasattr(mpi, name)]
         watch.set_objects(mpi.IN_PLACE, reductions)
         mpi.Request, mpi.Prequest = self.request_class(mpi.Request), self.request_class(mpi.Prequest)
+        if mpi.Is_initialized():
+            self.adopt_predefined()
+        else:
+            mpi.Init, mpi.Init_thread = self.initializing(mpi.Init), self.initializing(mpi.Init_thread)
+
+    def adopt_predefined(self) -> None:
+        mpi = self.mpi
         mpi.COMM_WORLD = self.watched(mpi.COMM_WORLD, identity("world"), "COMM_WORLD")
         mpi.COMM_SELF = self.watched(mpi.COMM_SELF, identity("self"), "COMM_SELF", compared=False)
         self.watch_the_end()
+
+    def initializing(self, function: Any) -> Callable[..., Any]:
+        """MPI.Init or Init_thread, where the program calls it itself. No communicator can be used before."""
+
+        def initialize(*args: Any) -> Any:
+            result = function(*args)
+            self.adopt_predefined()
+            return result
+
+        return _like(initialize, function)
 
     # ---- requests ----
 
