@@ -70,7 +70,7 @@ def test_bcast_against_allreduce(mpi: Path, tmp_path: Path) -> None:
     [
         ("comm.Reduce(x, y, root=1)", "comm.Reduce(x, y, root=0)", "other root"),
         ("comm.allreduce(1, op=MPI.MAX)", "comm.allreduce(1)", "other op"),
-        ("comm.Allreduce(x[:2], y[:2])", "comm.Allreduce(x, y)", "other count"),
+        ("comm.Gather(x[:2], None)", "comm.Gather(x, np.empty(8))", "other count"),
         ("sys.exit()", "comm.Barrier()", "other operation"),
     ],
 )
@@ -80,8 +80,7 @@ def test_calls_that_differ(tmp_path: Path, mine: str, others: str, differs: str)
     code = f"x, y = np.ones(4), np.ones(4)\nif comm.rank == 1:\n    {mine}\nelse:\n    {others}\n"
     ran = watched(mpi, tmp_path, 2, code)
     assert ran.returncode != 0
-    # MPI may notice a wrong count, and abort the job, before the report has come.
-    assert f"<-- {differs}" in ran.stderr or "MPI_ERR" in ran.stderr or "runcate" in ran.stderr, ran.stderr
+    assert f"<-- {differs}" in ran.stderr
 
 
 def test_mismatch_within_a_subcommunicator(mpi: Path, tmp_path: Path) -> None:
