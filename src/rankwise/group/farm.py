@@ -101,15 +101,18 @@ class _Farm:
             self._team.close()
 
     def collect(self) -> Iterator[_Outcome]:
-        """On dst: work, and yield the outcomes in order."""
+        """On dst: work, and yield the outcomes in order; but first one of no task, so that it can always be closed."""
         shown = 0
         try:
+            yield _Outcome(None)
             while self._unless_lost(self._collect_once):
                 while shown in self._outcomes:
                     yield self._outcomes[shown]
                     shown += 1
         except GeneratorExit:
             self._dropped = True
+            if self._counter is not None:
+                self._counter.add(len(self._tasks))  # the others find no more
             while self._unless_lost(self._collect_once):
                 pass
             raise
@@ -137,8 +140,6 @@ class _Farm:
         elif not self._dropped and next(self._rest(), None) is not None:
             pass
         elif self._helping:
-            if self._dropped:
-                self._counter.add(len(self._tasks))  # the others find no more
             self._receive()
         else:
             self._counter = None
@@ -242,8 +243,8 @@ class Farming(GroupBase):
 
         Args:
             fn: the function, on every rank. It may not call operations of this group.
-            tasks: plain data, as in `broadcast_object`, or with allow_pickle any objects; read only on rank `dst`.
-                Arrays in them are read-only in fn.
+            tasks: plain data, as in `broadcast_object`, or with allow_pickle any objects; ignored on ranks other
+                than `dst`. fn cannot write to the arrays in them.
             allow_pickle: as in `broadcast_object`, for tasks and results.
 
         Returns:
@@ -251,7 +252,7 @@ class Farming(GroupBase):
 
         Raises:
             TaskError: on rank `dst`, when all tasks are done: the error of the first task that raised one.
-            PeerLostError: rank `dst` was lost, or a rank was, and the backend cannot go on without it.
+            PeerLostError: rank `dst` was lost, or another rank was and the backend cannot go on after a loss.
 
         Example:
             >>> group.map(lambda x: x * x, range(5) if group.rank == 0 else None) == (
@@ -272,10 +273,11 @@ class Farming(GroupBase):
         *,
         allow_pickle: bool | None = None,
     ) -> Iterator[Any]:
-        """As `map`, but on rank `dst` an iterator: it yields each result as soon as it and those before it are there.
+        """As `map`, but return an iterator on rank `dst`, which yields the results in the order of the tasks.
 
-        While rank `dst` waits for the next result, it works itself. On the other ranks the call returns an empty
-        iterator when all tasks are done. If the iterator is dropped, the tasks that nobody has begun are not done.
+        While rank `dst` waits for the next result, it does tasks itself, so a result may have to wait until the task
+        that `dst` is doing is finished. On the other ranks the call returns an empty iterator, but only when `dst`
+        has taken all results. If the iterator is dropped, the tasks that nobody has begun are not done.
 
         Raises:
             TaskError: when the iterator reaches that task; it may then be continued.
@@ -306,7 +308,9 @@ class Farming(GroupBase):
         team = _Team(comm, f"{self.name}.map")
         work = _Farm(fn, parts, dst, trusted, team, list(range(self.world_size)))
         if self.rank == dst:
-            return work.collect()
+            outcomes = work.collect()
+            next(outcomes)
+            return outcomes
         work.help()
         return iter(())
 

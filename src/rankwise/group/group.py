@@ -213,8 +213,8 @@ class Group(
     def split_local(self, name: str | None = None) -> Group:
         """Collective: a new group of the ranks of this rank's host, in their order.
 
-        These are the ranks that can share memory, so containers of one machine may be several hosts. The number of a
-        rank in it is the rank's local rank. As MPI's Split_type with COMM_TYPE_SHARED.
+        A host means ranks that can share memory, so containers on one machine may count as several hosts. A rank's
+        number in the new group is its local rank. As MPI's Split_type with COMM_TYPE_SHARED.
 
         Example:
             >>> local = group.split_local()

@@ -15,9 +15,10 @@ class RandomStreams(GroupBase):
     def rng(self, seed: int | Sequence[int]) -> np.random.Generator:
         """This rank's generator of random numbers, whose stream is independent of the other ranks'.
 
-        The call communicates nothing. Rank r gets the r-th of the streams that NumPy's SeedSequence.spawn makes of the
-        seed, whatever the number of ranks. A program whose results shall not depend on that number
-        draws for each piece of its data from `np.random.default_rng([seed, piece])` instead.
+        The call communicates nothing. Rank r gets the r-th of the streams that NumPy's SeedSequence.spawn derives from
+        the seed, whatever the number of ranks; a second call with the same seed begins the same stream again. If
+        a program's results must not depend on the number of ranks, draw the numbers for each piece of its data
+        from `np.random.default_rng([seed, piece])` instead.
 
         Args:
             seed: one or several ints of at least 0, the same on every rank.

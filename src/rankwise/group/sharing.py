@@ -41,10 +41,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @public
 class Counter:
-    """A number that all ranks of a group count on; `group.counter()` makes it. Any thread may use it.
+    """A counter that all ranks of a group share; `group.counter()` makes it. Any thread may use it.
 
-    It is not collective: each rank counts when it likes. It works as long as this object lives, also after its group
-    was closed or has failed, if all ranks are on one host.
+    Its methods are not collective: any rank may call them at any time. If all ranks are on one host, it goes on
+    working after its group has been closed or has failed.
 
     Example:
         >>> tickets = group.counter()
@@ -94,8 +94,9 @@ class Lock:
     """A lock that one thread of one rank of the group holds at a time; `group.lock()` makes it.
 
     A context manager: `with lock: ...`. If a rank dies while it holds the lock, the next one gets it, a warning is
-    logged, and `abandoned_by` says so: what the lock protects may be half done. The thread that holds the lock must not
-    acquire it again. What a rank wrote to shared memory while it held the lock is seen by the ranks that hold it later.
+    logged, and `abandoned_by` is the rank that died: what the lock protects may be half done. The thread that holds
+    the lock must not acquire it again. What a rank wrote to shared memory while it held the lock is seen by the
+    ranks that hold it later.
 
     Attributes:
         abandoned_by: the rank that died while it held the lock, if this rank got it from there; else None. It is set by
@@ -267,12 +268,12 @@ class Sharing(GroupBase):
         Between hosts the array is broadcast once, among the hosts' first ranks.
 
         Args:
-            x: an array, a tensor or a number; read only on rank `src`.
+            x: an array, a tensor or a number; ignored on ranks other than `src`.
 
         Returns:
-            On every rank, src too, a view of its host's copy, with x's shape and dtype. A NumPy array is read-only. A
-            tensor, which cannot be, is a private view: what a rank writes there it alone sees. If x is a tensor, so is
-            the result; otherwise it is a NumPy array.
+            On every rank, src too, a view of its host's copy, with x's shape and dtype. A NumPy array is read-only. If
+            x is a tensor, so is the result, always in host memory; torch has no read-only tensors, so what a rank
+            writes to it is seen by that rank alone. Otherwise the result is a NumPy array.
 
         Raises:
             MemoryError: on every rank, if a host has too little memory left.

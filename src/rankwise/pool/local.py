@@ -19,10 +19,10 @@ def _names() -> dict[str, Any]:
 
 @public
 class Local:
-    """The namespace of a rank: an attribute that a function of a pool leaves in it is there in the next call.
+    """A namespace of this rank: an attribute that one call of a pool sets is still there in the next.
 
     It lasts as long as the rank's process. If a rank of a pool dies, the process that replaces it begins with an empty
-    one. In a process that is no rank of a pool it is an ordinary namespace.
+    one. In a process that is not a rank of a pool, it is an ordinary namespace of that process.
 
     Example:
         >>> rw.local.steps = group.rank + 1

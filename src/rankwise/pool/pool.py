@@ -37,16 +37,18 @@ class Pool(Executor):
     arrays is not pickled. What the ranks print appears, in whole lines, where this process prints.
 
     An error is raised in the caller, and its cause is the traceback on that rank; the ranks go on. A rank that dies is
-    replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was in is done
-    again by another rank, once; `run` raises PeerLostError. Ctrl-C during a call interrupts it on the ranks, and keeps
-    them. When this process ends, or the pool is no longer used, its ranks end.
+    replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was doing is
+    done again, once; if that rank dies too, the task's future raises PeerLostError. `run` raises it the
+    first time. Ctrl-C interrupts the call on the ranks, which stay. When this process ends, or nothing refers to the
+    pool any more, its ranks end.
 
     Args:
         n: the number of ranks.
         group: instead of n, a group of a job that a launcher has started, on one host or several. All its ranks make
-            the pool; rank 0 calls it, and the others serve: there `with rw.Pool(group=group) as pool:` returns None
-            when rank 0 leaves its block, so the block begins with `if pool is not None:`. `rw.init()` within a call
-            returns the group of the ranks that serve. A lost rank is not replaced, and ends the pool.
+            the pool. Rank 0 calls it and does no tasks; the others serve it at `with rw.Pool(group=group) as pool:`
+            until rank 0 leaves its block. Their own block then begins, with None as `pool`, so begin the block with
+            `if pool is not None:`. `rw.init()` within a call returns the group of the ranks that serve. A lost rank
+            is not replaced, and ends the pool, as does Ctrl-C.
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300.
 
     Raises:
@@ -99,12 +101,14 @@ class Pool(Executor):
         """Call `fn(*args, **kwargs)` on every rank at once; return the results, by rank.
 
         It begins when the tasks that were submitted before are done; later ones begin after it. If fn raises on a rank,
-        operations of the group fail on the others, which have a second to end the call on their own before they are
-        interrupted. The ranks then meet in a new group before the next `run`, which `rw.init()` returns there.
+        that error is raised here, and operations of the group fail on the other ranks, which are interrupted if they
+        have not ended the call a second later. Before the next `run`, the ranks form a new group, and `rw.init()`
+        then returns that one.
 
         Raises:
             PeerLostError: a rank died.
-            MismatchError: the ranks returned after different collectives.
+            MismatchError: the ranks returned after different collectives. After a very short call, or in a pool of a
+                group, a later collective raises it instead.
             TypeError: fn, its arguments or a result cannot be pickled.
             ClosedError: the pool has been shut down.
 
@@ -130,7 +134,10 @@ class Pool(Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Call fn on each element, or each tuple of elements, of the iterables; yield the results in order.
+        """Call fn on each element of an iterable, or on the elements of several in parallel, as the builtin map does.
+
+        Returns an iterator over the results, in order. It raises the first error of a task, and cancels the tasks that
+        have not begun.
 
         Args:
             timeout: seconds from now within which the results must come, else TimeoutError is raised.
