@@ -25,6 +25,10 @@ def files_of_aborted_jobs() -> Iterator[None]:
         yield
 
 
+# What does not depend on the MPI; make test-all runs it on Open MPI, which takes longer, too.
+ON_MPICH = pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.slow), "mpich"], indirect=True)
+
+
 @pytest.fixture(params=mpi_launchers.LAUNCHERS)
 def mpi(request: pytest.FixtureRequest) -> Path:
     return mpi_launchers.programs(request.param)
@@ -99,6 +103,7 @@ def test_mismatch_within_a_subcommunicator(mpi: Path, tmp_path: Path) -> None:
     assert report in ran.stderr
 
 
+@ON_MPICH
 def test_a_rank_that_never_comes(mpi: Path, tmp_path: Path) -> None:
     """Its stack is shown, and those of ranks in a call that keeps the GIL, as mpi4py's first allreduce does."""
     code = """
@@ -120,6 +125,7 @@ def test_a_rank_that_never_comes(mpi: Path, tmp_path: Path) -> None:
     assert "frozen" not in ran.stderr
 
 
+@pytest.mark.slow  # a second must be enough for what lasts a moment
 def test_a_job_that_only_waits_goes_on(tmp_path: Path) -> None:
     mpi = mpi_launchers.programs("mpich")
     code = """
@@ -177,6 +183,7 @@ def test_what_a_program_sees(mpi: Path, tmp_path: Path) -> None:
     assert "rankwise" not in ran.stderr
 
 
+@ON_MPICH
 def test_a_program_that_initializes_mpi_itself_and_forks(mpi: Path, tmp_path: Path) -> None:
     """A forked child is no rank: it neither records nor compares."""
     (tmp_path / "program.py").write_text(
@@ -242,6 +249,7 @@ def test_the_trace_of_a_job_that_failed(tmp_path: Path) -> None:
     assert "all_reduce #1" in shown.stdout
 
 
+@pytest.mark.slow  # as above
 def test_two_hosts(tmp_path: Path) -> None:
     """Ranks of different hosts are not compared, and the reports say so. Here the hosts are pretended."""
     mpi = mpi_launchers.programs("mpich")
@@ -270,6 +278,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert ran.stderr.count("The job's ranks on other hosts are not shown") >= 2
 
 
+@ON_MPICH
 def test_ctrl_c_ends_the_job(mpi: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import os, time\nfrom mpi4py import MPI\nos.write(1, b'here\\n')\ntime.sleep(60)\n")
