@@ -75,6 +75,28 @@ def test_rank_0_has_standard_input_and_the_others_have_none() -> None:
     assert done.stdout == "[0] one\n[0] two\n"
 
 
+def test_another_rank_may_have_standard_input() -> None:
+    done = run("-n", "3", "--tag-output", "--stdin", "2", "cat", stdin=b"one\n")
+    assert done.stdout == "[2] one\n"
+    done = run("-n", "2", "--stdin", "none", "cat", stdin=b"one\n")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "--stdin 2: expected a rank, 0 to 1, or none" in run("-n", "2", "--stdin", "2", "cat").stderr
+    assert "--stdin: expected a rank, or none, got 'x'" in run("-n", "2", "--stdin", "x", "cat").stderr
+
+
+def test_each_rank_has_a_file_of_its_output(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "logs"
+    show = "echo out $RANKWISE_RANK; echo err $RANKWISE_RANK >&2"
+    for _ in range(2):  # the second job's files replace the first one's
+        done = run("-n", "2", "--output-dir", str(folder), "sh", "-c", show)
+        assert sorted(done.stdout.splitlines()) == ["out 0", "out 1"]
+        for rank in range(2):
+            assert sorted((folder / f"rank-{rank}.txt").read_text().splitlines()) == [f"err {rank}", f"out {rank}"]
+    (tmp_path / "file").touch()
+    done = run("-n", "2", "--output-dir", str(tmp_path / "file"), "true")
+    assert (done.returncode, "expected a folder to write to: File exists" in done.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_the_timeout_reaches_the_operations() -> None:
     code = "import time, rankwise as rw; g = rw.init(); time.sleep(20 * g.rank); g.barrier()"

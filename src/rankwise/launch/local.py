@@ -58,7 +58,7 @@ class LocalJob:
     more. In between, `wait` forwards their output and watches them. When one rank fails, the others
     are notified, get a moment to report their errors, and are ended.
 
-    argv: the command, which is the same for every rank. stdin: whether rank 0 inherits it. pass_fds:
+    argv: the command, which is the same for every rank. stdin: the rank that inherits it, or None. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
     RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. spans: whether to collect the spans of
     rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by default those of this process.
@@ -79,7 +79,7 @@ class LocalJob:
         n: int,
         output: OutputMultiplexer,
         *,
-        stdin: bool = False,
+        stdin: int | None = None,
         pass_fds: Sequence[int] = (),
         backend: str | None = None,
         timeout: float | None = None,
@@ -290,7 +290,7 @@ class LocalJob:
         with placed(None if self._places is None else self._places[index]):
             process = subprocess.Popen(
                 self.argv,
-                stdin=None if self._stdin and number == 0 else subprocess.DEVNULL,
+                stdin=None if number == self._stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,

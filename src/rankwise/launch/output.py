@@ -13,6 +13,7 @@ can be printed last.
 from __future__ import annotations
 
 import codecs
+import os
 import re
 import time
 
@@ -75,6 +76,7 @@ class OutputStream:
         self.line = bytearray()
         self.shown = 0
         self.ended = False
+        self.file: str | None = None
         self.last = b"\n"
         """The last byte that was received, without tags."""
 
@@ -97,12 +99,22 @@ class OutputMultiplexer:
     """Writes the output of ranks to two sinks.
 
     alone: the job has only one rank, on all its nodes, so no lines can mix, and bytes are written as they arrive.
-    tag: begin each line with `[rank] `, also of a rank that is alone.
+    tag: begin each line with `[rank] `, also of a rank that is alone. folder: where a file for each rank gets all that
+    the rank writes, at once and as it is.
     """
 
-    def __init__(self, out: TextIO | None, err: TextIO | None, *, alone: bool = False, tag: bool = False) -> None:
+    def __init__(
+        self,
+        out: TextIO | None,
+        err: TextIO | None,
+        *,
+        alone: bool = False,
+        tag: bool = False,
+        folder: str | None = None,
+    ) -> None:
         self._out, self._err = Sink(out), Sink(err)
         self._tag = tag
+        self._folder = folder
         self._direct = alone and not tag
         self._streams: list[OutputStream] = []
         self._shown: dict[bytes, set[int]] = {}  # the ranks that have shown each of the latest tracebacks
@@ -113,12 +125,17 @@ class OutputMultiplexer:
         """The stdout and stderr of a rank."""
         tag = b"[%d] " % rank if self._tag else b""
         pair = OutputStream(self._out, tag=tag), OutputStream(self._err, rank, tag=tag)
+        if self._folder is not None:  # a rank that is started again goes on in its file
+            pair[0].file = pair[1].file = os.path.join(self._folder, f"rank-{rank}.txt")
         self._streams.extend(pair)
         self._pairs[rank] = pair
         return pair
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Take `data`, which a rank wrote."""
+        if stream.file is not None:
+            with open(stream.file, "ab") as file:
+                file.write(data)
         if self._direct:
             stream.sink.write(data, stream)
             return

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
@@ -93,7 +94,7 @@ two hosts, 8 ranks on each; the second command is for the second host:
 
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
-already, the number of usable cores divided by the number of ranks on this host. Rank 0 inherits
+already, the number of usable cores divided by the number of ranks on this host. One rank inherits
 standard input unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
 A rank that is started again has the same number, environment and standard streams; RANKWISE_RESTART
 says 1, 2, ...
@@ -111,8 +112,11 @@ def main(argv: Sequence[str]) -> int:
         if options.mpi4py or settings.as_mpi4py:
             _find_mpi4py()
         alone = options.n == 1 and options.nnodes in (None, 1)
-        output = OutputMultiplexer(sys.stdout, sys.stderr, alone=alone, tag=options.tag_output)
-        stdin = sys.stdin is not None and not sys.stdin.isatty()
+        output = OutputMultiplexer(
+            sys.stdout, sys.stderr, alone=alone, tag=options.tag_output, folder=_folder(options.output_dir)
+        )
+        stdin = options.stdin if sys.stdin is not None and not sys.stdin.isatty() else None
+        _check_stdin(options)
         if options.backend is not None:
             _check_backend(options.backend)
         _check_nodes(options)
@@ -371,6 +375,18 @@ def _parser() -> Parser:
         action="store_true",
         help="make the program's `import mpi4py` find rankwise's, without MPI (default: RANKWISE_AS_MPI4PY)",
     )
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="also write what each rank prints to a file of its own, DIR/rank-3.txt for rank 3; DIR is made if need be",
+    )
+    parser.add_argument(
+        "--stdin",
+        type=_reader,
+        default=0,
+        metavar="RANK|none",
+        help="which rank inherits standard input, unless that is a terminal (default: 0)",
+    )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
     return parser
@@ -390,6 +406,33 @@ def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
         own += [name + equals + value, *following]
         i += 1 + len(following)
     return own, words[i:]
+
+
+def _reader(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a rank, or none, got {text!r}")
+    return int(text)
+
+
+def _check_stdin(options: argparse.Namespace) -> None:
+    size = options.n * (options.nnodes or 1)
+    if options.stdin is not None and options.nnodes is None and options.stdin >= size:
+        raise ValueError(f"--stdin {options.stdin}: expected a rank, 0 to {size - 1}, or none")
+
+
+def _folder(name: str | None) -> str | None:
+    """The folder --output-dir, which is made; ValueError if it cannot be. Files of an earlier job are emptied."""
+    if name is None:
+        return None
+    try:
+        os.makedirs(name, exist_ok=True)
+        for file in Path(name).glob("rank-*.txt"):
+            os.truncate(file, 0)
+    except OSError as error:
+        raise ValueError(f"--output-dir {name}: expected a folder to write to: {error.strerror}") from None
+    return name
 
 
 def _local_count(text: str) -> int:
