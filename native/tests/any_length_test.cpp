@@ -121,7 +121,7 @@ void one_of_several(Comm& c) {
     if (c.world_size() < 2 || c.rank() > 1) return;
     int64_t x = 5;
     if (c.rank() == 1) {
-        usleep(20000);
+        c.recv_now(&x, 1, DType::I64, 0, 9);
         c.send_now(&x, 1, DType::I64, 0, 2);
         return;
     }
@@ -130,7 +130,8 @@ void one_of_several(Comm& c) {
     for (int i = 0; i < 3; ++i) receiving.push_back(c.recv_up_to(&in[size_t(i)], 1, DType::I64, kAny, 1 + i));
     Request::await_any(receiving, 0);
     CHECK(!receiving[1]->complete());
-    Request::await_any(receiving, 10);
+    c.send_now(&x, 1, DType::I64, 1, 9);
+    Request::await_any(receiving, 30);
     CHECK(receiving[1]->complete() && in[1] == 5 && !receiving[0]->complete());
     receiving[0]->cancel(), receiving[2]->cancel();
 }
