@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ ON_MPICH = pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.
 @pytest.fixture(params=mpi_launchers.LAUNCHERS)
 def mpi(request: pytest.FixtureRequest) -> Path:
     return mpi_launchers.programs(request.param)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose sockets' paths are not too long."""
+    with tempfile.TemporaryDirectory(prefix="rw-") as folder:
+        yield Path(folder)
 
 
 def watched(mpi: Path, folder: Path, n: int, code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -250,11 +258,11 @@ def test_the_trace_of_a_job_that_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # as above
-def test_two_hosts(tmp_path: Path) -> None:
+def test_two_hosts(tmp_path: Path, short_path: Path) -> None:
     """Ranks of different hosts are not compared, and the reports say so. Here the hosts are pretended."""
     mpi = mpi_launchers.programs("mpich")
     for host in ("0", "1"):
-        (tmp_path / host).mkdir(mode=0o700)
+        (short_path / host).mkdir(mode=0o700)
     code = """
     if comm.rank == 3:
         time.sleep(4)
@@ -264,7 +272,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     import os, sys
     rank = int(os.environ["PMI_RANK"])
     os.environ.update(MPI_LOCALRANKID=str(rank % 2), MPI_LOCALNRANKS="2")
-    os.environ["RANKWISE_SOCKET_DIR"] = {str(tmp_path)!r} + "/" + str(rank // 2)
+    os.environ["RANKWISE_SOCKET_DIR"] = {str(short_path)!r} + "/" + str(rank // 2)
     os.execv(sys.executable, [sys.executable, "-m", "rankwise.watch", "--timeout", "1", "program.py"])
     """
     (tmp_path / "start.py").write_text(dedent(start))

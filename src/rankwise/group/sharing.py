@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -30,8 +29,6 @@ from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.words import SharedWords
 from rankwise.group.base import GroupBase
 from rankwise.group.objects import ObjectCollectives
-from rankwise.system.host_memory import Handover, create, mapped, take
-from rankwise.system.locality import mark
 
 _LOOK = 0.1  # seconds after which a rank that waits for a lock looks whether its holder lives
 _HOLDER, _SLEEPERS = 0, 1  # the words of a lock
@@ -142,6 +139,8 @@ class Lock:
         finally:
             self._words.add(_SLEEPERS, -1)
         if self.abandoned_by is not None:
+            import logging  # few programs need it, and it takes time to load
+
             logging.getLogger("rankwise").warning(
                 "rank %d got a lock that rank %d held when it was lost: what it protects may be half done",
                 self._comm.rank,
@@ -260,6 +259,8 @@ class Sharing(GroupBase):
 
     def _mark(self) -> bytes:
         """The same on all ranks of a host."""
+        from rankwise.system.locality import mark  # few programs need it, and it takes time to load
+
         return mark()
 
     def share(self, x: Any = None, src: int = 0) -> Any:
@@ -394,6 +395,8 @@ class Sharing(GroupBase):
 
         Collective; if one rank cannot have it, every rank raises the error.
         """
+        from rankwise.system.host_memory import Handover, take  # few programs need sockets
+
         local, fd, trouble = self._hosts.local, -1, ("", "")
         end = time.monotonic() + self.comm.timeout
         try:
@@ -420,6 +423,8 @@ class Sharing(GroupBase):
 
 def _created(size: int, operation: str) -> tuple[int, tuple[str, str]]:
     """The descriptor of new memory and no trouble, or -1 and what is wrong."""
+    from rankwise.system.host_memory import create
+
     available = available_memory()
     try:
         if size > available:
@@ -433,6 +438,8 @@ def _created(size: int, operation: str) -> tuple[int, tuple[str, str]]:
 
 def _bytes(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:
     """The first `size` bytes of the memory."""
+    from rankwise.system.host_memory import mapped
+
     if not size:
         return np.empty(0, np.uint8)
     return np.frombuffer(mapped(fd, size, writable=writable, own_writes=own_writes), np.uint8)

@@ -7,7 +7,6 @@ be reached from every network namespace. Their other namespaces (PID, IPC, mount
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +40,8 @@ def locality() -> dict[str, str]:
 
 def mark() -> bytes:
     """Equal in all processes that can share memory with this one, and in no others."""
+    import hashlib  # most processes have one host, and do not ask
+
     return hashlib.sha256(repr(sorted(locality().items())).encode()).digest()
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from rankwise.contract.errors import RankwiseError
@@ -428,8 +427,9 @@ def _folder(name: str | None) -> str | None:
         return None
     try:
         os.makedirs(name, exist_ok=True)
-        for file in Path(name).glob("rank-*.txt"):
-            os.truncate(file, 0)
+        for file in os.listdir(name):
+            if file.startswith("rank-") and file.endswith(".txt"):
+                os.truncate(os.path.join(name, file), 0)
     except OSError as error:
         raise ValueError(f"--output-dir {name}: expected a folder to write to: {error.strerror}") from None
     return name

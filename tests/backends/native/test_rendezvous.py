@@ -230,7 +230,7 @@ def taken(job: Job, *, by: int) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, pytest.MonkeyPatch.context() as patch:
         other.bind(rendezvous._address(job))
         other.listen()
-        patch.setattr(rendezvous, "_user", lambda connection: by)
+        patch.setattr(rendezvous, "user_of", lambda connection: by)
         yield
 
 
@@ -254,7 +254,7 @@ def test_the_name_cannot_be_taken_without_the_secret() -> None:
 
 def test_a_peer_of_another_user_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = jobs(2)
-    monkeypatch.setattr(rendezvous, "_user", lambda connection: os.geteuid() + 1)
+    monkeypatch.setattr(rendezvous, "user_of", lambda connection: os.geteuid() + 1)
     first, second = meet_all(ranks, timeout=0.5)
     assert isinstance(first, CollectiveTimeout)
     assert isinstance(second, UnsupportedError)
