@@ -6,7 +6,7 @@ namespace rankwise {
 
 namespace {
 
-constexpr double kMoment = 1e-3;  // seconds between two looks at the requests of other communicators
+constexpr double kMoment = 1e-3;  // seconds between two checks of the requests of other communicators
 constexpr const char* kClosedTooEarly = "the communicator was closed before this request was complete";
 
 std::string tag_text(int tag) { return tag == kAny ? "any tag" : "tag " + std::to_string(tag); }

@@ -23,6 +23,7 @@ import numpy as np
 
 from rankwise._native import available_memory
 from rankwise.system.settings import STATE_MEMFD
+from rankwise.system.shared_pages import no_room, take_pages
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -31,6 +32,7 @@ _MAGIC = 0x3165746174736B72  # "rkstate1"
 _PAGE = 4096
 _PIECE = 1 << 20  # bytes of one slot's objects before the other slot's
 _LINE = 64
+_USER = "rankwise.elastic.State"
 
 
 class CommitMemory:
@@ -61,7 +63,7 @@ class CommitMemory:
         if found is not None and found != description:
             raise ValueError(f"the memory holds the commits of other arrays: {found.decode()}")
         if found is None:
-            self._commit_pages(self._objects)
+            take_pages(self._fd, self._objects, available_memory(), _USER)
         self._memory = mmap.mmap(self._fd, self._objects, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         whole = np.frombuffer(self._memory, np.uint8)
         self._header = whole[:_PAGE].view(np.uint64)
@@ -83,17 +85,6 @@ class CommitMemory:
         magic, length = np.frombuffer(header, np.uint64).tolist()
         return os.pread(self._fd, length, _PAGE) if magic == _MAGIC else None
 
-    def _commit_pages(self, size: int) -> None:
-        """Make the file this large and take its pages now: a lack of memory is an error here, not a signal later."""
-        available = available_memory()
-        if size > available:
-            raise MemoryError(_no_room(size, available))
-        try:
-            os.ftruncate(self._fd, 0)
-            os.posix_fallocate(self._fd, 0, size)
-        except OSError as error:
-            raise MemoryError(f"{_no_room(size, available)}: {error.strerror}") from error
-
     def commits(self) -> dict[int, int]:
         """{number of a commit: its slot}, at most two, the newest first."""
         numbers = {int(self._header[_number(slot)]) - 1: slot for slot in range(SLOTS)}
@@ -114,7 +105,7 @@ class CommitMemory:
         if len(objects) > self._longest[slot]:
             available = available_memory()
             if len(objects) > available:
-                raise MemoryError(_no_room(len(objects), available))
+                raise MemoryError(no_room(len(objects), available, _USER))
             self._longest[slot] = len(objects)
         for at in range(0, len(objects), _PIECE):
             _write(self._fd, memoryview(objects)[at : at + _PIECE], self._place(slot, at))
@@ -169,8 +160,3 @@ def _write(fd: int, data: memoryview, at: int) -> None:
         except OSError as error:
             raise MemoryError(f"no room for the objects of a commit: {error.strerror}") from error
         data, at = data[written:], at + written
-
-
-def _no_room(needed: int, available: int) -> str:
-    mib = (needed + (1 << 20) - 1) >> 20
-    return f"rankwise.elastic.State needs {mib} MiB of shared memory, {available >> 20} MiB are available"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError
@@ -47,11 +48,6 @@ class _Outcome(NamedTuple):
     value: Any
     error: str | None = None
     rank: int = 0
-
-    def result(self, task: int) -> Any:
-        if self.error is None:
-            return self.value
-        raise TaskError(f"task {task} raised an error on rank {self.rank}:\n{self.error}", task, self.rank)
 
 
 class _Team(ObjectCollectives, Sharing, PointToPoint, Messages):
@@ -261,9 +257,7 @@ class Farming(GroupBase):
             True
         """
         outcomes = list(self._outcomes(fn, tasks, dst, self._trusted(allow_pickle)))
-        if self.rank != dst:
-            return None
-        return [outcome.result(task) for task, outcome in enumerate(outcomes)]
+        return list(starmap(_result, enumerate(outcomes))) if self.rank == dst else None
 
     def imap(
         self,
@@ -286,10 +280,7 @@ class Farming(GroupBase):
             >>> for size in group.imap(abs, [-1, 4, -9] if group.rank == 0 else None):
             ...     assert size in (1, 4, 9)
         """
-        outcomes = self._outcomes(fn, tasks, dst, self._trusted(allow_pickle))
-        if self.rank != dst:
-            return iter(list(outcomes))
-        return _Results(outcomes)
+        return starmap(_result, enumerate(self._outcomes(fn, tasks, dst, self._trusted(allow_pickle))))
 
     def _outcomes(
         self, fn: Callable[[Any], Any], tasks: Iterable[Any] | None, dst: int, trusted: bool
@@ -315,18 +306,8 @@ class Farming(GroupBase):
         return iter(())
 
 
-class _Results(Iterator[Any]):
-    """The results of outcomes."""
-
-    def __init__(self, outcomes: Iterator[_Outcome]) -> None:
-        self._numbered = enumerate(outcomes)
-        self._outcomes = outcomes
-
-    def __next__(self) -> Any:
-        task, outcome = next(self._numbered)
-        return outcome.result(task)
-
-    def __del__(self) -> None:
-        close = getattr(self._outcomes, "close", None)
-        if close is not None:
-            close()
+def _result(task: int, outcome: _Outcome) -> Any:
+    """The task's result; TaskError if it raised an error."""
+    if outcome.error is None:
+        return outcome.value
+    raise TaskError(f"task {task} raised an error on rank {outcome.rank}:\n{outcome.error}", task, outcome.rank)

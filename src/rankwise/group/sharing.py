@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import time
@@ -30,7 +29,7 @@ from rankwise.contract.words import SharedWords
 from rankwise.group.base import GroupBase
 from rankwise.group.objects import ObjectCollectives
 
-_LOOK = 0.1  # seconds after which a rank that waits for a lock looks whether its holder lives
+_CHECK = 0.1  # seconds between two checks, by a rank that waits for a lock, whether its holder is alive
 _HOLDER, _SLEEPERS = 0, 1  # the words of a lock
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -177,7 +176,7 @@ class Lock:
 
     def _wait(self, mine: int, limit: float) -> int | None:
         """Returns the rank that died while it held the lock, or None."""
-        end, look = time.monotonic() + limit, time.monotonic() + _LOOK
+        end, check = time.monotonic() + limit, time.monotonic() + _CHECK
         while True:
             holder = self._words.add(_HOLDER, 0)
             if not holder:
@@ -186,14 +185,14 @@ class Lock:
                 continue
             rank = (holder - 1) % self._comm.world_size
             now = time.monotonic()
-            if now >= look:
-                look = now + _LOOK
+            if now >= check:
+                check = now + _CHECK
                 if rank in self._lost() and self._words.swap_if(_HOLDER, holder, mine):
                     return rank
             if now >= end:
                 text = f"the lock was not free within {limit:.3g} s: rank {rank} holds it"
                 raise CollectiveTimeout(text, limit=limit, operation="lock", missing=(rank,))
-            self._words.sleep_while(_HOLDER, holder, min(look, end) - now)
+            self._words.sleep_while(_HOLDER, holder, min(check, end) - now)
 
     def _lost(self) -> dict[int, str]:
         try:
@@ -337,11 +336,7 @@ class Sharing(GroupBase):
                 first, other = (f"shape {s}, dtype {DTYPE_NAMES[DTYPES[c]]}" for s, c in (asked[0], (theirs, code)))
                 raise MismatchError(f"shared_zeros: rank 0 asks for {first}, rank {rank} for {other}")
         size = prod(lengths) * wanted.itemsize
-        fd = self._host_memory(size, "shared_zeros")
-        try:
-            return kind.over(_bytes(fd, size, writable=True), lengths, wanted)
-        finally:
-            os.close(fd)
+        return kind.over(self._zeros(size, "shared_zeros"), lengths, wanted)
 
     def counter(self) -> Counter:
         """A new counter, which all ranks of the group share; it begins at 0.
@@ -383,33 +378,37 @@ class Sharing(GroupBase):
                     operation, self.comm.backend, "the ranks are on several hosts", "use the backend mpi or gloo"
                 )
             return words
-        fd = self._host_memory(8 * number, operation)
+        memory = self._zeros(8 * number, operation)
+        return Words(memory, memory.ctypes.data, number)
+
+    def _zeros(self, size: int, operation: str) -> Bytes:
+        """New memory of this host, which all its ranks read and write."""
+        fd = self._host_memory(size, operation)
         try:
-            memory = _bytes(fd, 8 * number, writable=True)
+            return _bytes(fd, size, writable=True)
         finally:
             os.close(fd)
-        return Words(memory, memory.ctypes.data, number)
 
     def _host_memory(self, size: int, operation: str) -> int:
         """The descriptor of new zeroed memory of this host, at least one byte. Every rank closes its own.
 
         Collective; if one rank cannot have it, every rank raises the error.
         """
-        from rankwise.system.host_memory import Handover, take  # few programs need sockets
+        from rankwise.system.host_memory import DescriptorServer, take  # few programs need sockets
 
         local, fd, trouble = self._hosts.local, -1, ("", "")
         end = time.monotonic() + self.comm.timeout
         try:
             if local.rank == 0:
                 fd, trouble = _created(max(1, size), operation)
-                with nullcontext() if fd < 0 else Handover(fd) as handover:
-                    local.broadcast_object(handover and handover.ticket)
-                    if handover:
-                        handover.serve(local.world_size - 1, end)
+                with nullcontext() if fd < 0 else DescriptorServer(fd) as server:
+                    local.broadcast_object(server and server.ticket)
+                    if server:
+                        server.serve(local.world_size - 1, end)
             elif ticket := local.broadcast_object():
                 fd = take(ticket, end)
         except OSError as error:
-            trouble = "handover", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
+            trouble = "sharing", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
         except BaseException:
             _close(fd)
             raise
@@ -425,15 +424,12 @@ def _created(size: int, operation: str) -> tuple[int, tuple[str, str]]:
     """The descriptor of new memory and no trouble, or -1 and what is wrong."""
     from rankwise.system.host_memory import create
 
-    available = available_memory()
     try:
-        if size > available:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return create(size), ("", "")
+        return create(size, available_memory(), operation), ("", "")
+    except MemoryError as error:
+        return -1, ("memory", str(error))
     except OSError as error:
-        mib, left = -(-size >> 20), available >> 20
-        needs = f"{operation} needs {mib} MiB of shared memory, {left} MiB are available"
-        return -1, ("memory", f"{needs}: {error.strerror}")
+        return -1, ("memory", f"{operation}: {error}")
 
 
 def _bytes(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:

@@ -59,7 +59,7 @@ class Ranks(Protocol):
         """Let the pool's thread call `deal`."""
 
     def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
-        """Let a free rank make a call; called by `deal`. A loss of the rank is told later."""
+        """Let a free rank make a call; called by `deal`. A loss of the rank is reported later."""
 
     def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""

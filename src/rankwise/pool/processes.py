@@ -311,7 +311,7 @@ class Processes:
         ready = connection is not None
         if connection is not None:
             assert self._job is not None
-            # Whoever waits for it is told, even if its children keep the socket; what it has sent can still be read.
+            # Whoever waits for it learns of this even if its children keep the socket; what it sent can still be read.
             connection.shutdown(socket.SHUT_RDWR)
             if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
                 self.dealer.answered(Outcome(number, *reply))  # it died after its task

@@ -1,6 +1,6 @@
 """Memory that processes of one host share. It has no name, and is freed with the last process that maps it.
 
-One process creates it, and hands its descriptor over a unix socket to the others, which must run as the same user and
+One process creates it, and passes its descriptor over a unix socket to the others, which must run as the same user and
 know a secret. The socket's name is abstract, or, for containers in several network namespaces, in RANKWISE_SOCKET_DIR.
 """
 
@@ -17,17 +17,18 @@ from contextlib import suppress
 from types import TracebackType
 
 from rankwise.system.settings import Settings
+from rankwise.system.shared_pages import take_pages
 
 _SECRET = 32  # bytes
 _ACCEPT = b"\1"
 _PATIENCE = 5.0  # seconds that one process may take to say the secret
 
 
-def create(size: int) -> int:
-    """The descriptor of new zeroed memory, whose pages are taken now. OSError: there is no room."""
+def create(size: int, available: int, user: str) -> int:
+    """The descriptor of new zeroed memory. Raises MemoryError as take_pages does; OSError: there is no descriptor."""
     fd = os.memfd_create("rankwise-shared", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, size)
+        take_pages(fd, size, available, user)
     except BaseException:
         os.close(fd)
         raise
@@ -44,8 +45,8 @@ def mapped(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> m
     return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
 
 
-class Handover:
-    """Hands a descriptor to other processes of this host, within a `with` block.
+class DescriptorServer:
+    """Passes a descriptor to other processes of this host, within a `with` block.
 
     ticket: what the others need to `take` it. Whoever reads it and runs as this user gets the descriptor.
     """
@@ -63,7 +64,7 @@ class Handover:
             raise
         self.ticket = (self._path or f"\0{name}", self._secret.hex())
 
-    def __enter__(self) -> Handover:
+    def __enter__(self) -> DescriptorServer:
         return self
 
     def __exit__(
@@ -87,7 +88,7 @@ class Handover:
 
 
 def take(ticket: tuple[str, str], deadline: float) -> int:
-    """The descriptor that another process of this host hands over; OSError if it does not until the deadline."""
+    """The descriptor that another process of this host passes; OSError if it does not until the deadline."""
     address, secret = ticket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as giver:
         giver.settimeout(max(0.001, deadline - time.monotonic()))
@@ -97,7 +98,7 @@ def take(ticket: tuple[str, str], deadline: float) -> int:
         giver.sendall(bytes.fromhex(secret))
         _, fds, _, _ = socket.recv_fds(giver, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not fds:
-        raise ConnectionError("the descriptor was not handed over: too many open files?")
+        raise ConnectionError("no descriptor came: too many open files?")
     return fds[0]
 
 

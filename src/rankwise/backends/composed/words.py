@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-LOOK = 1e-3  # seconds between two looks at an integer
+POLL = 1e-3  # seconds between two reads of an integer
 
 
 class PolledWords:
     """The part of SharedWords that is the same over every engine."""
 
     def sleep_while(self, index: int, value: int, seconds: float) -> None:
-        time.sleep(min(seconds, LOOK))
+        time.sleep(min(seconds, POLL))
 
     def wake(self, index: int) -> None:
         """Nobody sleeps for longer than a moment."""

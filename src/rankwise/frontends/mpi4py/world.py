@@ -13,7 +13,7 @@ from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.frontends.mpi4py.errors import unsupported
 from rankwise.frontends.mpi4py.waiting import Watch
 from rankwise.initialize import connect
-from rankwise.system.locality import locality
+from rankwise.system.locality import mark
 from rankwise.system.settings import Settings
 
 
@@ -61,7 +61,7 @@ class World:
         """A number that the ranks share that can share memory, and no others of this group. Collective."""
         if group.backend in ("solo", "shm", "threads"):
             return 0
-        here = locality()
+        here = mark()
         found: int = group.all_gather_object(here).index(here)
         return found
 

@@ -1,0 +1,29 @@
+"""Memory in a file without a name, whose pages are taken at once, so that a lack of memory is an error and no signal."""
+
+from __future__ import annotations
+
+import os
+
+
+def take_pages(fd: int, size: int, available: int, user: str) -> None:
+    """Make the file `size` bytes long, all zero, with pages for them.
+
+    Args:
+        available: the bytes that can still be allocated.
+        user: what needs the memory, for the error.
+
+    Raises:
+        MemoryError: there is no room; it says how much is needed and how much available.
+    """
+    if size > available:
+        raise MemoryError(no_room(size, available, user))
+    try:
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        raise MemoryError(f"{no_room(size, available, user)}: {error.strerror}") from error
+
+
+def no_room(size: int, available: int, user: str) -> str:
+    """The text of that error."""
+    return f"{user} needs {-(-size >> 20)} MiB of shared memory, {available >> 20} MiB are available"
