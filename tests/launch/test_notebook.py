@@ -7,15 +7,8 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-JUPYTER = "Jupyter is not installed: pip install nbclient ipykernel cloudpickle"
-nbclient = pytest.importorskip("nbclient", reason=JUPYTER)
-nbformat = pytest.importorskip("nbformat", reason=JUPYTER)
-pytest.importorskip("ipykernel", reason=JUPYTER)
-pytest.importorskip("cloudpickle", reason=JUPYTER)
+from notebooks import client, errors, notebook, outputs
 
 CELLS = [
     """\
@@ -55,21 +48,6 @@ rw.spawn(waiting, 2, FOLDER, timeout=100)
 """
 
 
-def notebook(*cells: str) -> Any:
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-
-
-def client(book: Any, **options: Any) -> Any:
-    return nbclient.NotebookClient(book, kernel_name="python3", timeout=100, **options)
-
-
-def outputs(cell: Any) -> tuple[str, str]:
-    """What the cell printed, and the value that it shows."""
-    printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
-    shown = [output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result"]
-    return printed, "".join(shown)
-
-
 def test_functions_of_cells_and_awaited_works() -> None:
     book = notebook(*CELLS)
     client(book).execute()
@@ -95,8 +73,7 @@ def test_an_interrupt_ends_the_ranks_and_not_the_kernel(tmp_path: Path) -> None:
             await one.async_execute_cell(book.cells[1], 1)
 
     asyncio.run(interrupted())
-    (error,) = [output for output in book.cells[0].outputs if output.output_type == "error"]
-    assert error.ename == "KeyboardInterrupt"
+    assert errors(book.cells[0]) == ["KeyboardInterrupt"]
     for pid in pids(tmp_path):
         assert gone(pid), f"rank {pid} outlived the interrupt"
     assert outputs(book.cells[1]) == ("", "[(3, 1), (3, 1)]")

@@ -5,15 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-JUPYTER = "Jupyter is not installed: pip install nbclient ipykernel cloudpickle"
-nbclient = pytest.importorskip("nbclient", reason=JUPYTER)
-nbformat = pytest.importorskip("nbformat", reason=JUPYTER)
-pytest.importorskip("ipykernel", reason=JUPYTER)
-pytest.importorskip("cloudpickle", reason=JUPYTER)
+from notebooks import client, errors, notebook, outputs
 
 CELLS = [
     """\
@@ -51,33 +44,25 @@ def waits():
 FAILS, WAITS = 3, 4
 
 
-def outputs(cell: Any) -> tuple[list[str], str, list[str]]:
-    """The lines that the cell printed, the value that it shows, and the names of its errors."""
-    printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
-    shown = [output.data["text/plain"] for output in cell.outputs if output.output_type == "execute_result"]
-    errors = [output.ename for output in cell.outputs if output.output_type == "error"]
-    return sorted(printed.splitlines()), "".join(shown), errors
-
-
 def test_a_pool_in_a_notebook(tmp_path: Path) -> None:
     pids, waits = tmp_path / "pids", tmp_path / "waits"
     cells = [CELLS[0].replace("PIDS", repr(str(pids))).replace("WAITS", repr(str(waits))), *CELLS[1:]]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = nbclient.NotebookClient(book, kernel_name="python3", timeout=100, allow_errors=True)
+    book = notebook(*cells)
+    one = client(book, allow_errors=True)
 
     async def executed() -> None:
-        async with client.async_setup_kernel():
+        async with one.async_setup_kernel():
             for number, cell in enumerate(book.cells):
-                running = asyncio.create_task(client.async_execute_cell(cell, number))
+                running = asyncio.create_task(one.async_execute_cell(cell, number))
                 if number == WAITS:
                     while not (waits.exists() and waits.read_text() == ".."):
                         assert not running.done(), cell.outputs
                         await asyncio.sleep(0.02)
-                    await client.km.interrupt_kernel()
+                    await one.km.interrupt_kernel()
                 await running
 
     asyncio.run(executed())
-    found = [outputs(cell) for cell in book.cells]
+    found = [(sorted(outputs(cell)[0].splitlines()), outputs(cell)[1], errors(cell)) for cell in book.cells]
     assert found[0] == ([], "", [])
     assert found[1] == (["loaded 0", "loaded 1"], "[None, None]", [])
     assert found[2] == ([], "[[30, 30], [30, 30]]", [])

@@ -1,4 +1,4 @@
-"""Memory in a file without a name, whose pages are taken at once, so that a lack of memory is an error and no signal."""
+"""Memory in a file without a name, whose pages are taken at once: so a lack of memory is an error, not a signal."""
 
 from __future__ import annotations
 
