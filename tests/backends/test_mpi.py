@@ -82,7 +82,9 @@ def test_conformance_between_hosts(mpi: Path, hosts: tuple[int, ...]) -> None:
 
 def test_counters_and_locks_between_hosts(mpi: Path) -> None:
     ran = run(mpi, 3, str(Path(__file__).with_name("shared_between_hosts.py")), "mpi")
-    assert sorted(ran.stdout.splitlines()) == [f"rank {rank}: all is as it should be" for rank in range(3)], ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(3):  # mpiexec may join the lines of two ranks
+        assert ran.stdout.count(f"rank {rank}: all is as it should be") == 1
 
 
 @ON_MPICH

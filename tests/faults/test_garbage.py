@@ -6,6 +6,7 @@ A *stranger* is a process of the same user that knows where rank 0 listens, but 
 from __future__ import annotations
 
 import fcntl
+import gc
 import hmac
 import json
 import os
@@ -114,6 +115,7 @@ def test_strangers_connect_to_the_rendezvous(says: list[list[Words]]) -> None:
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 3, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(3)]
     segments: list[Segment] = []
+    gc.collect()  # what earlier tests have left is not freed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     host, first, last = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
     with parsed() as texts:
@@ -142,6 +144,7 @@ def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bo
     stranger.bind(rendezvous._address(ranks[0]))
     stranger.listen()
     stranger.settimeout(30)
+    gc.collect()  # what earlier tests have left is not freed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     host, other = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
     with parsed() as texts:
