@@ -6,11 +6,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/text.hpp"
 #include "embedding.hpp"
 #include "sync/engine_thread.hpp"
 
@@ -19,33 +20,31 @@ namespace {
 constexpr int kAnswer = 300, kDump = 300;  // ms
 
 // A line of a stack that says how this package started the program.
-bool starts_program(const std::string& line) {
+bool starts_program(std::string_view line) {
     return line.find("<frozen runpy>") != line.npos || line.find("/rankwise/watch/__main__.py") != line.npos;
 }
 
 // Without these lines and the code below them.
 std::string of_program(const std::string& stacks) {
-    std::istringstream lines(stacks);
-    std::string text, line;
+    std::string text;
     bool skipping = false;
-    while (std::getline(lines, line)) {
+    for (const std::string_view line : rankwise::parts(stacks, "\n")) {
         if (!line.starts_with("    ")) skipping = starts_program(line);
-        if (!skipping) text += line + "\n";
+        if (!skipping) text.append(line) += "\n";
     }
     return text;
 }
 
 // What faulthandler writes, with the innermost line last and without threads that run no Python.
 std::string of_dump(const std::string& dump) {
-    std::istringstream lines(dump);
-    std::string text, line, thread;
+    std::string text, thread;
     std::vector<std::string> stacks;
     const auto end_thread = [&] {
         if (!thread.empty()) stacks.push_back(std::exchange(thread, ""));
     };
-    while (std::getline(lines, line)) {
+    for (const std::string_view line : rankwise::parts(dump, "\n")) {
         if (!line.starts_with("  ")) end_thread();
-        else if (line.starts_with("  File ") && !starts_program(line)) thread = line + "\n" + thread;
+        else if (line.starts_with("  File ") && !starts_program(line)) thread = std::string(line) + "\n" + thread;
     }
     end_thread();
     for (const std::string& stack : stacks) text += (stacks.size() > 1 ? "  a thread:\n" : "") + stack;

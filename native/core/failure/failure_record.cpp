@@ -3,11 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
-#include <sstream>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string_view>
 
+#include "base/text.hpp"
 #include "failure/deadlock.hpp"
 #include "failure/stacks.hpp"
 #include "stream/stream.hpp"
@@ -363,8 +364,7 @@ void FailureRecord::throw_lost(const Failure& f, const std::string& here, const 
 TimeoutReport FailureRecord::timeout_report(const Failure& f) const {
     if (const uint64_t written = t_.group.peers[f.rank].report.load()) return read_report(t_.segment, written);
     TimeoutReport report;
-    std::istringstream ranks(f.how);
-    for (std::string rank; std::getline(ranks, rank, ',');) report.missing.push_back(std::atoi(rank.c_str()));
+    for (const std::string_view rank : parts(f.how, ",")) report.missing.push_back(std::atoi(rank.data()));
     report.headline = report.missing == std::vector<int>{f.rank}
                           ? "rank " + std::to_string(f.rank) +
                                 " waited for an event, before its next operation, longer than its timeout"

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
+#include "base/text.hpp"
 #include "sync/engine_thread.hpp"
 #include "sync/waiter.hpp"
 
@@ -55,8 +55,7 @@ void answer(Segment& segment, RankRecord& r, Embedding& program) {
 }  // namespace
 
 bool is_stopped(int pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const std::string text = contents("/proc/" + std::to_string(pid) + "/stat");
     const size_t state = text.rfind(')');  // the command name before it may contain anything
     return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
 }

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <string>
 
 #include "base/errors.hpp"
 #include "base/policy.hpp"
+#include "base/text.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {
@@ -24,16 +26,12 @@ static_assert(kMaxRanks == 1 << kRankBits);
 
 size_t available_memory() {
     size_t available = SIZE_MAX;
-    std::ifstream meminfo("/proc/meminfo");
-    for (std::string key, unit; meminfo >> key;) {
-        size_t kib = 0;
-        meminfo >> kib;
-        std::getline(meminfo, unit);
-        if (key == "MemAvailable:") available = kib * 1024;
-    }
-    size_t limit = 0, used = 0;
-    std::ifstream max("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
-    if (max >> limit && now >> used) available = std::min(available, limit > used ? limit - used : 0);
+    const std::string machine = contents("/proc/meminfo"), key = "MemAvailable:";
+    if (const auto found = machine.find(key); found != machine.npos)
+        available = std::strtoull(&machine[found + key.size()], nullptr, 10) * 1024;  // it is in KiB
+    const std::string most = contents("/sys/fs/cgroup/memory.max"), now = contents("/sys/fs/cgroup/memory.current");
+    const size_t limit = std::strtoull(most.c_str(), nullptr, 10), used = std::strtoull(now.c_str(), nullptr, 10);
+    if (limit > 0 && !now.empty()) available = std::min(available, limit > used ? limit - used : 0);  // "max" is 0
     return available;
 }
 

@@ -9,12 +9,13 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
+#include <cstdlib>
 #include <map>
 #include <string>
 
 #include "base/mix.hpp"
 #include "base/qualified_pid.hpp"
+#include "base/text.hpp"
 
 namespace rankwise {
 
@@ -22,14 +23,13 @@ namespace {
 
 // The quota of cgroup v2 (cpu.max: "max 100000" or "150000 100000") or v1, in cores; 0 for none.
 double cgroup_quota() {
-    std::string quota;
-    double period = 0;
-    std::ifstream unified("/sys/fs/cgroup/cpu.max");
-    if (unified >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
-    double micros = 0;
-    std::ifstream used("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), length("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-    if (used >> micros && length >> period && micros > 0 && period > 0) return micros / period;
-    return 0;
+    const auto quota = [](const std::string& used, const std::string& period) {  // "max" is 0
+        const double micros = std::atof(used.c_str()), length = std::atof(period.c_str());
+        return micros > 0 && length > 0 ? micros / length : 0;
+    };
+    const std::string unified = contents("/sys/fs/cgroup/cpu.max");
+    if (const auto space = unified.find(' '); space != unified.npos) return quota(unified, unified.substr(space));
+    return quota(contents("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), contents("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
 }
 
 }  // namespace
@@ -64,8 +64,7 @@ bool share_cores(const std::vector<ProcessCores>& processes) {
 }
 
 uint64_t scheduler_session() {
-    int grouped = 0;
-    std::ifstream("/proc/sys/kernel/sched_autogroup_enabled") >> grouped;
+    const bool grouped = contents("/proc/sys/kernel/sched_autogroup_enabled").starts_with('1');
     return uint64_t(QualifiedPid::own().pid_namespace) << 32 | (grouped ? uint32_t(getsid(0)) : 0);
 }
 
