@@ -185,7 +185,7 @@ PARTS = {
     ),
     "gpu": Part(
         "what needs an NVIDIA GPU: the nccl backend, on one GPU",
-        (f"{PYTEST} -q -m gpu tests/backends/test_nccl.py {{args}}",),
+        (f"{PYTEST} -q tests/backends/test_nccl.py tests/backends/test_on_a_gpu.py {{args}}",),
         (".nccl",),
     ),
 }

@@ -19,6 +19,7 @@ from rankwise import _native
 from rankwise.backends.native import threads
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.backends.nccl.communicator import DTYPES, OPS
+from rankwise.contract.types import DType, ReduceOp
 
 TYPES = {number: dtype for dtype, number in DTYPES.items()}
 REDUCTIONS = {number: op for op, number in OPS.items()}
@@ -31,6 +32,13 @@ class Status(IntEnum):
 
 class NCCLError(Exception):
     """As nccl.bindings.nccl.NCCLError."""
+
+
+def reduction(datatype: int, op: int) -> tuple[DType, ReduceOp]:
+    """Of 8-bit floats NCCL has no mean."""
+    if TYPES[datatype] in (DType.FP8E4M3, DType.FP8E5M2) and REDUCTIONS[op] is ReduceOp.MEAN:
+        raise NCCLError("InvalidArgument (4): invalid argument")
+    return TYPES[datatype], REDUCTIONS[op]
 
 
 class UniqueId:
@@ -129,7 +137,7 @@ class Nccl:
         self._note("all_reduce", count, datatype, op, stream)
         if sendbuff != recvbuff:
             ctypes.memmove(recvbuff, sendbuff, count * TYPES[datatype].itemsize)
-        comm.all_reduce(recvbuff, count, TYPES[datatype], REDUCTIONS[op])
+        comm.all_reduce(recvbuff, count, *reduction(datatype, op))
 
     def broadcast(
         self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, comm: Any, stream: int
@@ -145,7 +153,7 @@ class Nccl:
         self._note("reduce", count, datatype, op, root, stream)
         size = count * TYPES[datatype].itemsize
         copy = (ctypes.c_char * max(size, 16)).from_buffer_copy(ctypes.string_at(sendbuff, size).ljust(16, b"\0"))
-        comm.reduce(ctypes.addressof(copy), count, TYPES[datatype], REDUCTIONS[op], root)
+        comm.reduce(ctypes.addressof(copy), count, *reduction(datatype, op), root)
         if comm.rank == root:
             ctypes.memmove(recvbuff, copy, size)
 
@@ -157,7 +165,7 @@ class Nccl:
         self, sendbuff: int, recvbuff: int, recvcount: int, datatype: int, op: int, comm: Any, stream: int
     ) -> None:
         self._note("reduce_scatter", recvcount, datatype, op, stream)
-        comm.reduce_scatter(sendbuff, recvbuff, recvcount, TYPES[datatype], REDUCTIONS[op])
+        comm.reduce_scatter(sendbuff, recvbuff, recvcount, *reduction(datatype, op))
 
     def send(self, sendbuff: int, count: int, datatype: int, peer: int, comm: Any, stream: int) -> None:
         self._note("send", count, datatype, peer, stream)
@@ -177,6 +185,7 @@ class Cuda:
     """One rank's cuda.bindings.runtime. Addresses in `device` (ranges) are device memory; with everywhere, all are."""
 
     cudaMemcpyKind = staticmethod(int)
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrComputeCapabilityMajor=75)
 
     def __init__(self, calls: list[tuple[Any, ...]], *, everywhere: bool, devices: int = 1) -> None:
         self._calls, self._everywhere, self._devices = calls, everywhere, devices
@@ -188,6 +197,10 @@ class Cuda:
 
     def cudaGetDeviceCount(self) -> tuple[Status, int]:
         return Status.success, self._devices
+
+    def cudaDeviceGetAttribute(self, attr: int, device: int) -> tuple[Status, int]:
+        assert attr == 75
+        return Status.success, 9
 
     def cudaSetDevice(self, device: int) -> tuple[Status]:
         return self._note("cudaSetDevice", device)

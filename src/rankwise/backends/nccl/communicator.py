@@ -320,7 +320,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._nccl.all_reduce(given, taken, count, kind, how, self._comm, self._cuda.stream)
 
         size, composed = count * ITEMSIZE[dtype], super()._all_reduce
-        if _reduces(dtype, op):
+        if self._reduces(dtype, op):
             self._on_device(ptr, size, ptr, size, launch)
         else:
             self._on_host(ptr, size, ptr, size, lambda _, taken: composed(taken, count, dtype, op))
@@ -342,7 +342,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._nccl.reduce_scatter(given, taken, count, kind, how, self._comm, self._cuda.stream)
 
         size = count * ITEMSIZE[dtype]
-        if _reduces(dtype, op):
+        if self._reduces(dtype, op):
             self._on_device(send, size * self._world_size, recv, size, launch)
         else:
             self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
@@ -361,10 +361,16 @@ class NcclCommunicator(ComposedCommunicator):
             self._nccl.group_end()
 
         places, composed = (send, sum(counts) * item, recv, counts[self._rank] * item), super()._reduce_scatter_v
-        if _reduces(dtype, op):
+        if self._reduces(dtype, op):
             self._on_device(*places, launch)
         else:
             self._on_host(*places, lambda given, taken: composed(given, taken, counts, dtype, op))
+
+    def _reduces(self, dtype: DType, op: ReduceOp) -> bool:
+        """Whether NCCL has this reduction on this GPU: of fp8 no mean, and nothing before compute capability 9."""
+        if dtype in (DType.FP8E4M3, DType.FP8E5M2) and (op is ReduceOp.MEAN or self._cuda.capability < 9):
+            return False
+        return dtype in DTYPES and op in OPS
 
     # ---- memory of the other kind; send and recv may be the same address ----
 
@@ -515,8 +521,3 @@ class NcclMessage(OuterWork):
 
 
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
-
-
-def _reduces(dtype: DType, op: ReduceOp) -> bool:
-    """Whether NCCL has this reduction."""
-    return dtype in DTYPES and op in OPS

@@ -25,6 +25,9 @@ class CudaStreams(StreamSyncOps):
         self._cuda, self.device = cuda, device
         self._call("cudaSetDevice", device)
         self.stream = int(self._call("cudaStreamCreateWithFlags", _NON_BLOCKING))
+        attribute = cuda.cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor
+        self.capability = int(self._call("cudaDeviceGetAttribute", attribute, device))
+        """The major number of the GPU's compute capability."""
         self.wait_for: Callable[[Callable[[], bool]], None] | None = None
         """A function that waits and checks for failures; None: CUDA's own waiting."""
         self._events: set[int] = set()
