@@ -35,13 +35,22 @@ private:
     const uint64_t offset_;
 };
 
+// The only rank of a segment, with groups of its own.
+struct Alone {
+    const std::shared_ptr<Segment> segment = Segment::create(1);
+    const std::shared_ptr<Comm> whole;
+    explicit Alone(const Settings& settings = {}) : whole(Comm::join(segment, 0, 60, false, settings)) {}
+    ~Alone() { whole->close(1); }
+    std::shared_ptr<Comm> part() const { return whole->split(0, 0); }
+    Unused unused() const { return Unused(*segment, group_segment_bytes(1)); }
+};
+
 // Calls `operation` in another thread until it throws, and closes the group at a random moment.
 void closed_meanwhile(const std::function<void(Comm&)>& operation) {
     std::mt19937 random(1);
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (int round = 0; round < (ranks::shortened() ? 100 : 400); ++round) {
-        const auto part = whole->split(0, 0);
+        const auto part = rank.part();
         std::atomic<bool> begun{false};
         std::string how;
         std::thread other([&] {
@@ -53,12 +62,11 @@ void closed_meanwhile(const std::function<void(Comm&)>& operation) {
         std::this_thread::sleep_for(microseconds(random() % 50));
         part->close(60);
         {
-            const Unused memory(*segment, group_segment_bytes(1));
+            const Unused memory = rank.unused();
             other.join();
         }
         CHECK_EQ(how, "Closed");
     }
-    whole->close(1);
 }
 
 void calls_race_with_close() {
@@ -123,30 +131,27 @@ void new_calls_are_turned_away() {
 
 // A thread that waits for the lock gets an error when the group is closed.
 void closed_while_a_thread_waits_for_the_lock() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (int round = 0; round < 20; ++round) {
-        const auto part = whole->split(0, 0);
+        const auto part = rank.part();
         if (round % 2) part->set_timeout(1e-4 * round);  // about when it is closed
         const Comm::Lock lock = part->lock();
         std::string how;
         std::thread other([&] { how = ranks::thrown([&] { part->barrier(); }); });
         std::this_thread::sleep_for(microseconds(100 * round));
         CHECK(!part->close(60));
-        const Unused memory(*segment, group_segment_bytes(1));
+        const Unused memory = rank.unused();
         other.join();
         CHECK(how == "Closed" || (round % 2 && how == "TimedOut"), how);
     }
-    whole->close(1);
 }
 
 // A function that runs on the stream closes the group. What is queued behind it can never run, so the close does not
 // wait for that.
 void closed_on_its_stream() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (const bool more : {false, true}) {
-        const auto part = whole->split(0, 0);
+        const auto part = rank.part();
         std::atomic<bool> queued{false};
         const auto since = Clock::now();
         const auto closes = part->start(
@@ -161,17 +166,15 @@ void closed_on_its_stream() {
         closes->wait(60);
         if (behind) CHECK_EQ(ranks::thrown([&] { behind->wait(60); }), "Closed");
         CHECK(Clock::now() - since < std::chrono::seconds(30));
-        const Unused memory(*segment, group_segment_bytes(1));
+        const Unused memory = rank.unused();
     }
-    whole->close(1);
 }
 
 // A lock is no call: close does not wait for it, whichever thread has it.
 void locked_while_closed() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (const bool by_this_thread : {true, false}) {
-        const auto part = whole->split(0, 0);
+        const auto part = rank.part();
         std::atomic<bool> locked{false}, closed{false};
         const auto hold = [&](const std::function<void()>& meanwhile) {
             const Comm::Lock lock = part->lock();
@@ -191,15 +194,13 @@ void locked_while_closed() {
         closed = true;
         other.join();
     }
-    whole->close(1);
 }
 
 // A thread that waits for a message uses what belongs to the communicator, whose destructor must wait for it.
 void destroyed_while_a_thread_waits() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (int round = 0; round < 20; ++round) {
-        auto part = whole->split(0, 0);
+        auto part = rank.part();
         int64_t x = 0;
         const auto request = part->recv(&x, 1, DType::I64, 0, 0);
         std::thread waiter([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed"); });
@@ -207,27 +208,24 @@ void destroyed_while_a_thread_waits() {
         part.reset();
         waiter.join();
     }
-    whole->close(1);
 }
 
 // What is asked of a group that is closed, and whose memory others have overwritten.
 void known_of_a_closed_group() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
-    const auto part = whole->split(0, 0);
+    const Alone rank;
+    const auto part = rank.part();
     part->close(1);
-    const uint64_t offset = segment->heap().allocate(group_segment_bytes(1), BlockKind::Buffer);
-    std::memset(segment->at(offset), 3, group_segment_bytes(1));
-    CHECK(whole->numbers_in(*part) == std::vector<int>{0});
+    const uint64_t offset = rank.segment->heap().allocate(group_segment_bytes(1), BlockKind::Buffer);
+    std::memset(rank.segment->at(offset), 3, group_segment_bytes(1));
+    CHECK(rank.whole->numbers_in(*part) == std::vector<int>{0});
     CHECK_EQ(ranks::thrown([&] { part->algorithms(Op::AllReduce, 8); }), "Closed");
     CHECK_EQ(ranks::thrown([&] { part->name_group("part"); }), "Closed");
     CHECK_EQ(ranks::thrown([&] { part->sync(); }), "Closed");
     part->set_counted(false);
     part->abort("because of the test");
     part->announce_end();
-    CHECK_EQ(segment->record(0).ending.load(), 1u);
-    segment->heap().release(offset);
-    whole->close(1);
+    CHECK_EQ(rank.segment->record(0).ending.load(), 1u);
+    rank.segment->heap().release(offset);
 }
 
 // A program whose signal handler does this once, when the engine first lets it.
@@ -248,19 +246,17 @@ struct Handler : Embedding {
 // is the memory freed.
 void closed_by_a_signal_handler() {
     Handler handler;
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, handler.settings());
-    const auto part = whole->split(0, 0);
+    const Alone rank(handler.settings());
+    const auto part = rank.part();
     int64_t x = 0;
     const auto request = part->recv(&x, 1, DType::I64, 0, 0);
     std::optional<Unused> memory;
     handler.on_signal = [&] {
         part->close(1);
-        memory.emplace(*segment, group_segment_bytes(1));
+        memory.emplace(*rank.segment, group_segment_bytes(1));
     };
     CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed");
     memory.reset();
-    whole->close(1);
 }
 
 // The same in a collective: the close does not wait for its own thread, and the collective fails.
@@ -326,10 +322,9 @@ void agreements_race_with_close() {
 
 // Several threads fail the group at the moment at which it is closed.
 void aborts_race_with_close() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const Alone rank;
     for (int round = 0; round < (ranks::shortened() ? 100 : 500); ++round) {
-        const auto part = whole->split(0, 0);
+        const auto part = rank.part();
         std::atomic<int> ready{0};
         std::vector<std::thread> others;
         for (int t = 0; t < 3; ++t)
@@ -341,10 +336,9 @@ void aborts_race_with_close() {
         while (ready < 3) std::this_thread::yield();
         ++ready;
         part->close(60);
-        const Unused memory(*segment, group_segment_bytes(1));
+        const Unused memory = rank.unused();
         for (auto& t : others) t.join();
     }
-    whole->close(1);
 }
 
 // A receive of a large message puts an address into the group's memory, and takes it back when it is cancelled.
@@ -381,19 +375,17 @@ void large_receives_race_with_close() {
 
 // The build for tests finds any use that comes too late.
 void a_late_use_crashes() {
-    const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
-    const uint64_t offset = whole->make_part({0});
+    const Alone rank;
+    const uint64_t offset = rank.whole->make_part({0});
     const pid_t child = fork();
     if (!child) {
-        GroupMemory memory(segment, offset, 0);
+        GroupMemory memory(rank.segment, offset, 0);
         if (const GroupMemory::Use lease = memory.lease()) memory.close();
         _exit(memory.group().nranks);
     }
     int status = 0;
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, status);
-    whole->close(1);
 }
 
 }  // namespace

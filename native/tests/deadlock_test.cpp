@@ -1,6 +1,7 @@
 // Tests that a timeout is called a deadlock if and only if the ranks can be seen to wait for each other.
 #include "failure/deadlock.hpp"
 
+#include <atomic>
 #include <string>
 
 #include "ranks.hpp"
@@ -40,12 +41,20 @@ template <class Call> std::string error_of(Call&& call) {
     return "";
 }
 
+std::atomic<bool> away;  // rank 1 is outside any call
+
 // Runs both ranks' calls at the same time until rank 0's times out, and returns what each rank's error says.
 template <class Zero, class One> std::vector<std::string> both(Zero&& zero, One&& one) {
     std::vector<std::string> said(2);
+    away = false;
     ranks::run(2, [&](Comm& c) {
         c.barrier();
-        if (c.rank() == 0) c.set_timeout(kTimeout);
+        if (c.rank() == 0) {
+            const SegmentHeader& header = c.segment()->header();
+            const uint64_t last = whereabouts(header, 0).operation->number;
+            while (!away && whereabouts(header, 1).operation->number == last) std::this_thread::yield();
+            c.set_timeout(kTimeout);
+        }
         said[size_t(c.rank())] = error_of([&] { c.rank() == 0 ? zero(c) : one(c); });
         if (c.rank() == 0) c.abort("has said what it waited for");  // rank 1 need not wait any longer
     });
@@ -70,7 +79,10 @@ void wait_after_other_messages(Comm& c) {
 
 void barrier(Comm& c) { c.barrier(); }
 
-void outside(Comm&) { std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout)); }
+void outside(Comm&) {
+    away = true;
+    std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout));
+}
 
 void barrier_on_the_stream(Comm& c) {
     const auto task = c.start([&c] { c.barrier(); });
