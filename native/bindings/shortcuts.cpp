@@ -62,11 +62,12 @@ private:
 class PythonCommunicator {
 public:
     // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
-    // dtypes, ops: the contract's enum members, indexed by their numbers.
-    PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, std::vector<nb::object> dtypes,
-                       std::vector<nb::object> ops)
-        : rank_(rank), world_size_(world_size), methods_(std::move(methods)), dtypes_(std::move(dtypes)),
-          ops_(std::move(ops)) {
+    // shapes: the collectives take the array's shape, or None, as one more argument. dtypes, ops: the contract's enum
+    // members, indexed by their numbers.
+    PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, bool shapes,
+                       std::vector<nb::object> dtypes, std::vector<nb::object> ops)
+        : rank_(rank), world_size_(world_size), methods_(std::move(methods)), shapes_(shapes),
+          dtypes_(std::move(dtypes)), ops_(std::move(ops)) {
         if (methods_.size() != kMethods)
             throw BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " +
                               std::to_string(kMethods));
@@ -122,18 +123,19 @@ private:
         AllToAll,
         Send,
         Recv,
-        Describe,
         Calls,
         kMethods
     };
-    // A collective, whose ranks compare the shapes of the arrays.
+    // A collective, whose ranks may compare the shapes of the arrays.
     template <class... A> void described(Options options, Method method, const A&... args) {
-        if (const Description& d = options.description(); !d.none()) {
-            nb::list shape;
-            for (int i = 0; i < d.dims; ++i) shape.append(d.dim[i]);
-            call(Describe, nb::tuple(shape));
-        }
-        call(method, args...);
+        if (shapes_) call(method, args..., shape(options.description()));
+        else call(method, args...);
+    }
+    static nb::object shape(const Description& d) {
+        if (d.none()) return nb::none();
+        nb::list shape;
+        for (int i = 0; i < d.dims; ++i) shape.append(d.dim[i]);
+        return nb::tuple(shape);
     }
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
@@ -143,7 +145,9 @@ private:
     const nb::object& of(ReduceOp op) const { return ops_[size_t(op)]; }
 
     int rank_, world_size_;
-    std::vector<nb::object> methods_, dtypes_, ops_;
+    std::vector<nb::object> methods_;
+    bool shapes_;
+    std::vector<nb::object> dtypes_, ops_;
 };
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
@@ -374,8 +378,9 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
     comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     nb::class_<PythonCommunicator> in_python(
         m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
-    in_python.def(nb::init<int, int, std::vector<nb::object>, std::vector<nb::object>, std::vector<nb::object>>(),
-                  nb::arg("rank"), nb::arg("world_size"), nb::arg("methods"), nb::arg("dtypes"), nb::arg("ops"));
+    in_python.def(nb::init<int, int, std::vector<nb::object>, bool, std::vector<nb::object>, std::vector<nb::object>>(),
+                  nb::arg("rank"), nb::arg("world_size"), nb::arg("methods"), nb::arg("shapes"), nb::arg("dtypes"),
+                  nb::arg("ops"));
     define(in_python);
     define_scatter(in_python, &scatter_in_calls);
 }

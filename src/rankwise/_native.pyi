@@ -566,10 +566,11 @@ class PlainArrays:
         rank: int,
         world_size: int,
         methods: Sequence[Callable[..., object]],
+        shapes: bool,
         dtypes: Sequence[object],
         ops: Sequence[object],
     ) -> None:
         """methods: the communicator's all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
-        all_to_all, send, recv, describe and call, complete when they return. dtypes, ops: the contract's, by their
-        numbers.
+        all_to_all, send, recv and call, complete when they return. shapes: the collectives take the array's shape, or
+        None, as one more argument. dtypes, ops: the contract's, by their numbers.
         """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rankwise._native import PlainArrays
@@ -12,23 +12,21 @@ from rankwise.contract.operations import Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+
 
 class _Described(Collectives):
-    """The collectives of a communicator; each thread may describe the arrays of its next call."""
+    """The collectives of a communicator, of an array of this shape, which the ranks compare."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._run, self._next = comm.run, threading.local()
-
-    def describe(self, shape: tuple[int, ...]) -> None:
-        self._next.shape = shape
+    def __init__(self, run: Callable[[Call], None], shape: tuple[int, ...] | None) -> None:
+        self._run, self._shape = run, shape
 
     def run(self, call: Call) -> None:
-        shape = vars(self._next).pop("shape", None)
-        self._run(call if shape is None else call._replace(shape=shape))
+        self._run(call._replace(shape=self._shape))
 
 
-def _ignore(shape: tuple[int, ...]) -> None:
-    """The shape of the next call, which nobody compares."""
+def _described(run: Callable[[Call], None], name: str, *args: Any) -> None:
+    getattr(_Described(run, args[-1]), name)(*args[:-1])
 
 
 class _Plain(PlainArrays, Shortcuts):
@@ -51,18 +49,10 @@ class _Announcing(_Plain):
 
 def plain_arrays(comm: Communicator) -> Shortcuts:
     """Shortcuts that check the arrays in native code. The communicator must be blocking."""
-
-    of: Collectives = comm
-    describe = _ignore
-    if getattr(comm, "checks", True):  # the ranks compare their calls, so the shapes matter
-        of = described = _Described(comm)
-        describe = described.describe
-    collectives = (
-        *(of.all_reduce, of.reduce, of.broadcast, of.all_gather, of.gather, of.scatter),
-        *(of.reduce_scatter, of.all_to_all),
-    )
-    methods = (*collectives, comm.send_now, comm.recv_now, describe, comm.call)
-    args = comm.rank, comm.world_size, methods, list(DType), list(ReduceOp)
+    shapes = getattr(comm, "checks", True)  # the ranks compare their calls, so the shapes matter
+    collectives = (partial(_described, comm.run, name) if shapes else getattr(comm, name) for name in COLLECTIVES)
+    methods = (*collectives, comm.send_now, comm.recv_now, comm.call)
+    args = comm.rank, comm.world_size, methods, shapes, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:
         return _Plain(*args)
