@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rankwise.contract.guess import WORK, Guess
 from rankwise.contract.public import public
+from rankwise.contract.timeouts import LONGEST_TIMEOUT
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,6 +110,19 @@ class Work(ABC, Generic[T]):
         if error is not None:
             raise error
         return result
+
+
+class Pauses:
+    """The waits between looks at works: until one of them has ended, or, if that cannot be, ever longer ones."""
+
+    def __init__(self) -> None:
+        self._pause = 20e-6
+
+    def wait(self, works: Sequence[Work[Any]], timeout: float = LONGEST_TIMEOUT) -> None:
+        """Wait at most `timeout` seconds, perhaps less."""
+        if not works or not works[0]._await_any(works, timeout):
+            time.sleep(min(self._pause, timeout))
+            self._pause = min(2 * self._pause, 1e-3)
 
 
 def with_guesses(kind: K) -> K:

@@ -15,8 +15,8 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
-from rankwise.contract.timeouts import check_wait
-from rankwise.contract.work import Work, with_guesses
+from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
+from rankwise.contract.work import Pauses, Work, with_guesses
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -304,17 +304,14 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
     """
     if not works:
         raise ValueError("works: expected at least one Work, got none")
-    end = None if timeout is None else time.monotonic() + check_wait(timeout)
-    pause = _SHORTEST_PAUSE
+    limit = LONGEST_TIMEOUT if timeout is None else check_wait(timeout)
+    end, pauses = time.monotonic() + limit, Pauses()
     while True:
         for place, work in enumerate(works):
             if work.done():
                 return place
-        if end is not None and time.monotonic() >= end:
-            text = f"wait_any: none of {len(works)} operations was complete within {timeout:g} s"
-            raise CollectiveTimeout(text, limit=timeout or 0.0)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+        left = end - time.monotonic()
+        if left <= 0:
+            text = f"wait_any: none of {len(works)} operations was complete within {limit:g} s"
+            raise CollectiveTimeout(text, limit=limit)
+        pauses.wait(works, left)

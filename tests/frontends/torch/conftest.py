@@ -41,6 +41,12 @@ class InGroup:
             dist.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU, torch would choose nccl for it, and nothing for the CPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.fixture
 def on_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> OnRanks:
     """on_ranks(n, fn, backend="rankwise"): what fn(rank, n) returned on each rank."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankwise.contract.timeouts import LONGEST_TIMEOUT
+from rankwise.contract.work import Pauses
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
@@ -14,8 +13,6 @@ from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 Requests = Sequence["Request"]
 Statuses = "list[Status] | None"
-
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 
 
 class Request(Handle, root=True):
@@ -215,10 +212,7 @@ def _statuses(given: Any, count: int) -> list[Status | None]:
 
 def _until(look: Callable[[], Any], found: Callable[[Any], Any], requests: Requests) -> Any:
     """Call `look` until what it returns is wanted."""
-    pause = _SHORTEST_PAUSE
+    pauses = Pauses()
     while not found(result := look()):
-        works = [work for request in requests if request._h is not None for work in request._h.awaited()]
-        if not works or not works[0]._await_any(works, LONGEST_TIMEOUT):
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        pauses.wait([work for request in requests if request._h is not None for work in request._h.awaited()])
     return result
