@@ -62,7 +62,7 @@ TOP = {"__init__.py", "initialize.py", "trace.py"}
 # copying within a rank, checking pickles, the program's own streams, creating and reading a job's segment, measuring,
 # ending with the launcher.
 NATIVE_HELPERS = {
-    "arrays": {"copy_blocks", "describe"},
+    "arrays": {"address", "copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_basic"},
     "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
     "observe": {

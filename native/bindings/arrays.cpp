@@ -31,6 +31,11 @@ nb::object describe(nb::handle array) {
                           (flags & NPY_ARRAY_WRITEABLE) != 0);
 }
 
+Address address(nb::handle array) {
+    if (!is_ndarray(array)) throw nb::type_error("array: expected a NumPy array");
+    return Address(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
 void reduce_local(Address dst, const std::vector<Address>& sources, uint64_t count, int dtype, int op, int divisor) {
     ReduceKernel kernel = reduce_kernel(checked_dtype(dtype), checked_op(op));
     if (!kernel)
@@ -73,6 +78,7 @@ void bind_arrays(nb::module_& m) {
     m.def("describe", &describe, nb::arg("array").none(),
           "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array whose dtype "
           "ranks can exchange, or None for anything else.");
+    m.def("address", &address, nb::arg("array"), "Where the first element of a NumPy array is.");
     m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
     m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"),
           nb::arg("op"), nb::arg("divisor"),

@@ -50,6 +50,11 @@ int dtype_of(PyArray_Descr* descr) {
     }
 }
 
+bool is_ndarray(nb::handle object) {
+    PyTypeObject* type = ndarray_type();
+    return type && PyObject_TypeCheck(object.ptr(), type);
+}
+
 PyArrayObject* as_ndarray(nb::handle object) {
     PyTypeObject* type = ndarray_type();
     if (!type || Py_TYPE(object.ptr()) != type) return nullptr;

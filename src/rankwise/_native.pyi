@@ -496,6 +496,9 @@ def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> No
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""
 
+def address(array: object, /) -> int:
+    """Where the first element of a NumPy array is. Twenty times as fast as array.ctypes.data."""
+
 def is_basic(object: object, /) -> bool: ...
 def load_basic(stream: bytes, constructor: tuple[str, str]) -> Any:
     """The object of a pickle that makes only basic types, else NotImplemented; see check_plain."""

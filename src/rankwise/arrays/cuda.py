@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer, Device, Kind, Shape
-from rankwise.arrays.numpy import NUMPY
+from rankwise.arrays.numpy import NUMPY, address
 from rankwise.contract.types import DType
 
 LEGACY_STREAM = 1  # cudaStreamLegacy, the stream of programs that name none
@@ -46,7 +46,7 @@ class CudaKind(Kind):
                 on_device[...] = room
             return buffer.finish()
 
-        ptr = int(room.ctypes.data)
+        ptr = address(room)
         return Buffer(
             ptr, buffer.count, buffer.dtype, buffer.shape, room, NUMPY, buffer.given, put_back, _Fetched(on_device)
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise._native import address as address
 from rankwise._native import describe
 from rankwise.arrays import dtypes
 from rankwise.arrays.base import Buffer, Kind, Restore, Shape, check_own_memory
@@ -105,7 +106,7 @@ def _data_can_be_set() -> bool:
 
 
 def _check_place(array: np.ndarray[Any, Any], ptr: int) -> None:
-    found = array.ctypes.data
+    found = address(array)
     if found != ptr:
         raise ValueError(
             "x: expected the memory that this plan was made for, but the array has since been moved to other memory "

@@ -12,6 +12,7 @@ import numpy as np
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
+from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
@@ -102,20 +103,20 @@ class GroupBase:
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
         if not self._shortcuts.broadcast_array(values, src):
-            self._collectives.broadcast(values.ctypes.data, values.size, DType.I64, src)
+            self._collectives.broadcast(address(values), values.size, DType.I64, src)
         return values
 
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
         gathered = np.empty((self.world_size, *values.shape), np.int64)
         if not self._shortcuts.all_gather_array(values, gathered):
-            self._collectives.all_gather(values.ctypes.data, gathered.ctypes.data, values.size, DType.I64)
+            self._collectives.all_gather(address(values), address(gathered), values.size, DType.I64)
         return gathered
 
     def _exchange_ints(self, values: IntArray) -> IntArray:
         """Send one int64 to each rank: values[j] goes to rank j. Returns the ints received, by rank."""
         received = np.empty(self.world_size, np.int64)
-        self._collectives.all_to_all(values.ctypes.data, received.ctypes.data, 1, DType.I64)
+        self._collectives.all_to_all(address(values), address(received), 1, DType.I64)
         return received
 
     def _check_memory(self, buffer: Buffer | None) -> None:

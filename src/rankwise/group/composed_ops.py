@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.buffers import scratch, source
+from rankwise.arrays.numpy import address
 from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
 from rankwise.contract.errors import RankwiseError, shown
 from rankwise.contract.operations import ALL_REDUCE, GATHER, REDUCE, Call
@@ -118,11 +119,11 @@ def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
             failure = error
             text = f"rank {root}: op raised {type(error).__name__}: {error}".encode(errors="replace")
     length = np.array(len(text), np.int64)
-    group._collectives.broadcast(length.ctypes.data, 1, DType.I64, root)
+    group._collectives.broadcast(address(length), 1, DType.I64, root)
     if not length:
         return
     words = np.frombuffer(bytearray(text or int(length)), np.uint8)
-    group._collectives.broadcast(words.ctypes.data, words.size, DType.U8, root)
+    group._collectives.broadcast(address(words), words.size, DType.U8, root)
     raise failure or RankwiseError(words.tobytes().decode(errors="replace"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.operations import ALL_GATHER, BROADCAST, SCATTER, Call, Operation
 from rankwise.contract.types import DType
@@ -64,7 +65,7 @@ class FirstBlocks:
         return _content(*_LAYOUT.unpack(self._block))
 
     def _plan(self, operation: Operation, send: Any, recv: Any, root: int | None = None) -> Callable[[], None]:
-        call = Call(operation, send.ctypes.data, recv.ctypes.data, BLOCK, DType.U8, None, root)
+        call = Call(operation, address(send), address(recv), BLOCK, DType.U8, None, root)
         return self._collectives.plan(call)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.arrays.numpy import address
 from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
@@ -79,7 +80,7 @@ class ObjectCollectives(GroupBase):
         block: Any = found
         if isinstance(found, int):
             block = np.empty(found, np.uint8) if mine is None else assemble(mine)
-            self._collectives.broadcast(block.ctypes.data, found, DType.U8, src)
+            self._collectives.broadcast(address(block), found, DType.U8, src)
         return read(block, trusted, src) if mine is None else obj
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
@@ -132,8 +133,8 @@ class ObjectCollectives(GroupBase):
             counts = [aligned(length) for length in lengths]
             block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
             memory = np.empty(sum(counts) if here else 0, np.uint8)
-            operation, at = ALL_GATHER_V if dst is None else GATHER_V, memory.ctypes.data if here else 0
-            self._collectives.run(Call(operation, block.ctypes.data, at, 0, DType.U8, None, dst, counts))
+            operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
+            self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
             if here:
                 ends = accumulate(counts)
                 for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
@@ -191,6 +192,6 @@ class ObjectCollectives(GroupBase):
             lengths = self._broadcast_ints(np.array(mine), src).tolist()
             counts = [aligned(length) for length in lengths]
             sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
-            self._collectives.scatter_v(sent.ctypes.data, memory.ctypes.data, counts, DType.U8, src)
+            self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
             block = memory[: lengths[self.rank]]
         return read(block, trusted or src == self.rank, src)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rankwise.arrays import torch as tensors
+from rankwise.arrays.numpy import address
 from rankwise.contract.types import DType
 
 Parts = tuple[Any, ...]
@@ -154,7 +155,7 @@ def _memory(array: np.ndarray[Any, Any]) -> PickleBuffer:
         return PickleBuffer(b"")
     memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if not memory.flags.writeable:  # nobody writes to it here, but what is received is to be writable
-        interface = {**memory.__array_interface__, "data": (memory.ctypes.data, False)}
+        interface = {**memory.__array_interface__, "data": (address(memory), False)}
         memory = np.asarray(SimpleNamespace(__array_interface__=interface, owner=memory))
     return PickleBuffer(memory.data)
 

@@ -14,6 +14,7 @@ from weakref import ref
 
 from rankwise._native import is_basic, load_basic
 from rankwise.arrays.base import Buffer
+from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken
@@ -312,7 +313,7 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
                 f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
         room = buffer.kind.staged(buffer)
-        ctypes.memmove(room.ptr, taken.memory.ctypes.data, room.nbytes)
+        ctypes.memmove(room.ptr, address(taken.memory), room.nbytes)
         if room is not buffer:
             room.finish()
 

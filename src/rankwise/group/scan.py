@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
+from rankwise.arrays.numpy import address
 from rankwise.arrays.ops import Op, PremulSum
 from rankwise.contract.operations import ALL_GATHER, REDUCE_SCATTER, Call
 from rankwise.contract.types import DType, ReduceOp
@@ -118,11 +119,11 @@ class Scans(GroupBase):
                     call = Call(ALL_GATHER, mine.ptr + offset, blocks.ptr, count, dtype)
                     self._collectives.run(call._replace(shape=given.shape, part_of=name))
                     found = neutral if last < 0 else _product(blocks, n)[last]
-                    ctypes.memmove(result.ptr + offset, found.ctypes.data, size)
+                    ctypes.memmove(result.ptr + offset, address(found), size)
                     continue
                 for rank in range(n):
                     counts = rank - exclusive >= self.rank
-                    ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else neutral.ctypes.data, size)
+                    ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else address(neutral), size)
                 call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._collectives.run(call._replace(shape=given.shape, part_of=name))
             if last < 0 and reduce_op is ReduceOp.SUM:

@@ -17,7 +17,7 @@ from rankwise._native import Words, available_memory
 from rankwise.arrays.base import bytes_of
 from rankwise.arrays.buffers import dtype_argument, shape_argument, source
 from rankwise.arrays.dtypes import DTYPES
-from rankwise.arrays.numpy import NUMPY
+from rankwise.arrays.numpy import NUMPY, address
 from rankwise.arrays.torch import TORCH
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
@@ -300,7 +300,7 @@ class Sharing(GroupBase):
             if hosts.number > 1:
                 hosts.local.comm.barrier_without_sync()
                 if hosts.between is not None and size:
-                    hosts.between.broadcast(whole.ctypes.data, size, DType.U8, hosts.of[src])
+                    hosts.between.broadcast(address(whole), size, DType.U8, hosts.of[src])
             self._barrier()
             return kind.over(_bytes(fd, size, writable=False, own_writes=of_torch), tuple(shape), dtype)
         finally:
@@ -379,7 +379,7 @@ class Sharing(GroupBase):
                 )
             return words
         memory = self._zeros(8 * number, operation)
-        return Words(memory, memory.ctypes.data, number)
+        return Words(memory, address(memory), number)
 
     def _zeros(self, size: int, operation: str) -> Bytes:
         """New memory of this host, which all its ranks read and write."""

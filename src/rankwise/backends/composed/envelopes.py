@@ -140,7 +140,7 @@ class GatheredEnvelopes(Envelopes):
         super().__init__(rank, world_size)
         size = DIGEST + inline
         self._mine, self._all = np.zeros(size // 8, np.int64), np.zeros((world_size, size // 8), np.int64)
-        mine, everybody = (int(array.ctypes.data) for array in (self._mine, self._all))
+        mine, everybody = (address(array) for array in (self._mine, self._all))
         self._head, self._digests = self._mine.data, self._all[:, 0].data
         self._payload = mine + DIGEST
         self._payloads = [everybody + DIGEST + number * size for number in range(world_size)]

@@ -8,13 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rankwise._native import address as address
 from rankwise.contract.types import ITEMSIZE, DType
-
-
-def address(array: np.ndarray[Any, Any]) -> int:
-    """The address of its first element."""
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def blocks(ptr: int, count: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

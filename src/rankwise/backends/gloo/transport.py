@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankwise._native import address
 from rankwise.contract.types import DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Transport:
         byte = np.empty(1, np.uint8)
         for step in range(1, self.world_size):
             with suppress(RuntimeError):
-                never = self.recv(int(byte.ctypes.data), 1, (self.rank + step) % self.world_size, NEVER_TAG)
+                never = self.recv(address(byte), 1, (self.rank + step) % self.world_size, NEVER_TAG)
                 never.wait(timedelta(milliseconds=1))
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class EngineCommunicator(OpenCommunicator):
     def take(self, src: int, tag: int) -> Taken | None:
         while (found := self.probe(src, tag)) is not None:
             memory = np.empty(found.count * found.dtype.itemsize, np.uint8)
-            at = memory.ctypes.data
+            at = _native.address(memory)
             work = self._comm.recv_probed(at, found.count, found.dtype, found.source, found.tag, memory)
             if work is not None:  # no other receive has matched the message meanwhile
                 return Taken(found.source, found.tag, found.dtype, memory, work)

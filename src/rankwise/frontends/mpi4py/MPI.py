@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import rankwise as rw
+from rankwise.arrays.numpy import address as _address
 from rankwise.frontends.mpi4py import comm as _comm
 from rankwise.frontends.mpi4py import datatypes as _datatypes
 from rankwise.frontends.mpi4py import errors as _errors
@@ -140,7 +141,7 @@ def Free_mem(mem: Any) -> None:
 
 
 def Get_address(location: Any) -> int:
-    return _bytes_of(location, False).ctypes.data
+    return _address(_bytes_of(location, False))
 
 
 def Aint_add(base: int, disp: int) -> int:

@@ -25,7 +25,17 @@ from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op, engine_op, fold
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
 from rankwise.frontends.mpi4py.requests import Prequest, Request
-from rankwise.frontends.mpi4py.specs import Blocks, address, every, in_place, per_rank, plain, simple, vector
+from rankwise.frontends.mpi4py.specs import (
+    Blocks,
+    address,
+    divided_array,
+    every,
+    in_place,
+    per_rank,
+    plain,
+    simple,
+    vector,
+)
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork
 

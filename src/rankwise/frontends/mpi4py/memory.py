@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.arrays.numpy import address
 from rankwise.frontends.mpi4py.buffers import bytes_of
 
 
@@ -42,7 +43,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # mpi4py's name
 
     @property
     def address(self) -> int:
-        return self.ctypes.data
+        return address(self)
 
     @property
     def readonly(self) -> bool:
