@@ -28,7 +28,6 @@ from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
     Blocks,
     address,
-    divided_array,
     every,
     in_place,
     per_rank,
