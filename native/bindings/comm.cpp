@@ -1,3 +1,4 @@
+#include "capi/handles.hpp"
 #include "messages.hpp"
 #include "shortcuts.hpp"
 #include "streams.hpp"
@@ -164,6 +165,8 @@ void bind_comm(nb::module_& m) {
     const auto description = nb::arg("description") = OwnedDescription();
     // What owns the memory of an operation: it stays alive until the engine no longer uses that memory.
     const auto keep = nb::arg("keep").none() = nb::none();
+    nb::class_<rankwise_comm_s>(m, "Handle", "What the C API has for a communicator; it lends its address.")
+        .def_prop_ro("address", [](const rankwise_comm_s& handle) { return Address(&handle); });
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
         .def(
@@ -194,6 +197,7 @@ void bind_comm(nb::module_& m) {
         .def("numbers_in", &Comm::numbers_in, nb::arg("former"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("announce_end", &Comm::announce_end)
+        .def("lend", &rankwise::capi::lent)
         .def("close", &close_comm, nb::arg("timeout"));
 
     bind_messages(m, comm);

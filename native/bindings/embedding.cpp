@@ -1,6 +1,7 @@
 #include "embedding.hpp"
 
 #include "bindings.hpp"
+#include "capi/site.hpp"
 
 namespace {
 
@@ -21,8 +22,9 @@ struct Python final : rankwise::Embedding {
         return PyErr_CheckSignals() != 0;
     }
 
-    // The innermost frame outside this package.
+    // In C code that calls the C API, where it does so; else the innermost frame outside this package.
     std::string call_site() override {
+        if (std::string site = rankwise::capi::call_site(); !site.empty()) return site;
         HoldGil gil;
         PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
         std::string site;

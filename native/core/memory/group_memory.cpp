@@ -10,6 +10,8 @@
 
 namespace rankwise {
 
+thread_local constinit const GroupMemory::Use* GroupMemory::Use::innermost = nullptr;
+
 namespace {
 
 constexpr bool kPoison = RANKWISE_POISON;

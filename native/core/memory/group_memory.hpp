@@ -105,7 +105,7 @@ private:
     friend class GroupMemory;
     friend class Lock;
     Use(GroupMemory& memory, uint32_t bits) : memory_(memory), bits_(bits), outer_(std::exchange(innermost, this)) {}
-    [[gnu::tls_model("initial-exec")]] static inline thread_local constinit const Use* innermost = nullptr;
+    [[gnu::tls_model("initial-exec")]] static thread_local constinit const Use* innermost;
     GroupMemory& memory_;
     uint32_t bits_;  // what it ends
     const Use* const outer_;

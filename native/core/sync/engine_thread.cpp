@@ -7,6 +7,8 @@
 
 namespace rankwise {
 
+thread_local constinit bool is_engine_thread = false;
+
 std::thread engine_thread(std::function<void()> body) {
     sigset_t all, before;  // only the program's own threads handle signals
     sigfillset(&all);

@@ -5,7 +5,7 @@
 
 namespace rankwise {
 
-inline thread_local bool is_engine_thread = false;
+extern thread_local constinit bool is_engine_thread;
 std::thread engine_thread(std::function<void()> body);
 
 }  // namespace rankwise
