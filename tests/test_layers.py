@@ -64,7 +64,7 @@ TOP = {"__init__.py", "initialize.py", "trace.py"}
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_basic"},
-    "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "usable_cores"},
+    "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "thresholds", "usable_cores"},
     "observe": {
         "Operation",
         "RankState",

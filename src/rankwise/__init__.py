@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rankwise.launch.spawn import spawn
     from rankwise.pool.local import local
     from rankwise.pool.pool import Pool
+    from rankwise.system.library import get_cmake_dir, get_include, get_library
 
     __version__: str
 
@@ -145,6 +146,9 @@ __all__ = [
     "gather",
     "gather_object",
     "gather_v",
+    "get_cmake_dir",
+    "get_include",
+    "get_library",
     "init",
     "irecv",
     "irecv_object",
@@ -200,6 +204,7 @@ _MODULES = {
     "rankwise.launch.spawn": ("spawn",),
     "rankwise.pool.local": ("local",),
     "rankwise.pool.pool": ("Pool",),
+    "rankwise.system.library": ("get_cmake_dir", "get_include", "get_library"),
     "rankwise.contract.types": ("DType", "ReduceOp"),
     "rankwise.contract.work": ("Work",),
     "rankwise.contract.errors": (

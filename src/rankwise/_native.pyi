@@ -84,6 +84,12 @@ class Description:
 
     def __init__(self, shape: Sequence[int], operation: str) -> None: ...
 
+class Handle:
+    """What the C API has for a communicator; it keeps the communicator alive."""
+
+    @property
+    def address(self) -> int: ...
+
 class Comm(Shortcuts):
     """One rank's communicator in one group of a segment. dtype and op are the contract's numbers."""
 
@@ -125,6 +131,7 @@ class Comm(Shortcuts):
         """Whether its operations add to `totals`, as they do by default."""
 
     def announce_end(self) -> None: ...
+    def lend(self) -> Handle: ...
     def call(self, function: Callable[[], T]) -> T:
         """Call a function. Until it returns, only this thread uses the communicator: other threads' calls and started
         ones wait.

@@ -176,6 +176,12 @@ class Communicator(Collectives, Closeable):
         return Shortcuts()
 
     @property
+    def handle(self) -> int:
+        """What rankwise.h's `rankwise_from_handle` takes, as long as this exists; it must be closed here."""
+        why = "compiled code calls the engine, which this backend does not use"
+        raise UnsupportedError("handle", self.backend, why, "use the backend shm, on one host")
+
+    @property
     @abstractmethod
     def rank(self) -> int:
         """This rank's number in the group, 0 <= rank < world_size."""

@@ -119,6 +119,21 @@ class Group(
         )
 
     @property
+    def handle(self) -> int:
+        """The group for compiled code: what `rankwise_from_handle` of `rankwise.h` takes (docs/how-to/compiled.md).
+
+        It is valid as long as the group object exists, whose calls and those of compiled code run in one order.
+
+        Raises:
+            UnsupportedError: the backend is not the engine's own (solo, shm, threads).
+
+        Example:
+            >>> isinstance(group.handle, int)
+            True
+        """
+        return self.comm.handle
+
+    @property
     def timeout(self) -> float:
         """Seconds that an operation may wait for the other ranks; may be set, to at most 10**9. No wait is endless.
 

@@ -22,6 +22,7 @@ from rankwise._native import Segment
 from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
 from rankwise._native import usable_cores as usable_cores
 from rankwise.contract.timeouts import check_timeout
+from rankwise.launch import compiled
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
@@ -47,7 +48,7 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
-    "RANKWISE_LOCAL_WORLD_SIZE",
+    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS",
 )  # fmt: skip
 
 
@@ -344,6 +345,7 @@ class LocalJob:
         env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # set by a torchrun around this launcher
         for name in _OPTIONAL:
             env.pop(name, None)  # set by a launcher around this one
+        env.update(compiled.variables())
         if self.nodes is not None:
             node = str(self.nodes.node)
             env.update(

@@ -77,6 +77,7 @@ class Settings:
     RANKWISE_TUNING         the tuning file whose thresholds decide which algorithm runs at which size; the same on all
                             ranks of a host. none: the default thresholds. Without it the file that `rankwise tune`
                             wrote for this CPU, if there is one (docs/reference/tuning.md)
+    RANKWISE_THRESHOLDS     the thresholds of that file, set by the launcher for ranks that are compiled programs
     RANKWISE_DIRECT         1 or 0: whether ranks of one host may read and write each other's private memory (default
                             1). If it is 0 on any of them, no single-copy algorithm is chosen, and messages are
                             copied through the ring buffer in shared memory

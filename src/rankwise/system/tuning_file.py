@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwise.system import proc
+from rankwise.system.tuning_folder import folder as folder
 
 NEVER = (1 << 64) - 1
 """The threshold of an algorithm that no size uses."""
@@ -55,12 +56,6 @@ def cpu_name() -> str:
     """What the kernel calls this machine's CPU."""
     fields = proc.fields("/proc/cpuinfo", 4096)  # the first CPU; with many, the whole file takes long
     return fields.get("model name") or " ".join(filter(None, (os.uname().machine, fields.get("CPU part"))))
-
-
-def folder() -> str:
-    """The folder of this user's tuning files; it need not exist."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return os.path.join(base, "rankwise")
 
 
 def path_of(cpu: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -77,6 +77,14 @@ class EngineCommunicator(OpenCommunicator):
     @property
     def shortcuts(self) -> Shortcuts:
         return self._comm  # has the same methods, in native code
+
+    @property
+    def handle(self) -> int:
+        return self._lent.address
+
+    @cached_property
+    def _lent(self) -> _native.Handle:
+        return self._comm.lend()
 
     @property
     def timeout(self) -> float:

@@ -1,0 +1,44 @@
+"""Where librankwise is, the engine as a library, for build systems and whatever loads it (docs/how-to/compiled.md)."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+
+def get_include() -> str:
+    """The folder of `rankwise.h`, for a C compiler's -I.
+
+    Example:
+        >>> os.listdir(rw.get_include())
+        ['rankwise.h']
+    """
+    return os.path.join(_package(), "include")
+
+
+def get_library() -> str:
+    """The path of `librankwise.so`, which has the functions of `rankwise.h`. This process has loaded the same file.
+
+    Example:
+        >>> os.path.basename(rw.get_library())
+        'librankwise.so'
+    """
+    return os.path.join(_package(), "lib", "librankwise.so")
+
+
+def get_cmake_dir() -> str:
+    """The folder of the CMake package, for -Drankwise_DIR; pkg-config's file is in `../../pkgconfig`.
+
+    Example:
+        >>> "rankwise-config.cmake" in os.listdir(rw.get_cmake_dir())
+        True
+    """
+    return os.path.join(_package(), "lib", "cmake", "rankwise")
+
+
+def _package() -> str:
+    """The folder of what was compiled. An installation in place has the Python files elsewhere."""
+    found = find_spec("rankwise._native")
+    assert found is not None
+    assert found.origin is not None
+    return os.path.dirname(found.origin)
