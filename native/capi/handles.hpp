@@ -58,7 +58,7 @@ inline uint64_t checked(uint64_t count) {
 }
 // Memory for so many elements.
 template <class T> T* memory(T* address, uint64_t count, const char* argument) {
-    if (!address && checked(count))
+    if (checked(count) && !address)
         throw BadArgument(std::string(argument) + ": NULL given, expected " + std::to_string(count) + " elements");
     return address;
 }
