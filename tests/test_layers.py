@@ -54,6 +54,7 @@ MAY_IMPORT = {
         "pool",
         "testing",
         "initialize",
+        "system",
     },
 }
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise

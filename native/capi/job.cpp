@@ -5,8 +5,8 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
+#include <sstream>
 
 #include "failure/watchdog.hpp"
 #include "report.hpp"
@@ -56,15 +56,21 @@ double timeout() {
     return seconds;
 }
 
+std::string stripped(const std::string& text) {
+    const size_t first = text.find_first_not_of(" \t");
+    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") + 1 - first);
+}
+
 // The parts between commas, each divided at the first "=".
 std::vector<std::pair<std::string, std::string>> pairs(const char* name, const char* expected) {
     std::vector<std::pair<std::string, std::string>> all;
     const std::string text = variable(name);
-    for (size_t at = 0; at < text.size();) {
-        const size_t end = std::min(text.find(',', at), text.size()), equals = text.find('=', at);
-        if (equals >= end || equals == at || equals + 1 == end) refuse(name, text, expected);
-        all.emplace_back(text.substr(at, equals - at), text.substr(equals + 1, end - equals - 1));
-        at = end + 1;
+    std::istringstream parts(text);
+    for (std::string part; std::getline(parts, part, ',');) {
+        if (stripped(part).empty()) continue;
+        const size_t equals = std::min(part.find('='), part.size());
+        all.emplace_back(stripped(part.substr(0, equals)), stripped(part.substr(std::min(equals + 1, part.size()))));
+        if (all.back().first.empty() || all.back().second.empty()) refuse(name, text, expected);
     }
     return all;
 }
@@ -171,6 +177,8 @@ std::shared_ptr<Comm> join_job() {
         throw BadArgument(
             "RANKWISE_RANK, RANKWISE_WORLD_SIZE and RANKWISE_SEGMENT_FD: expected all or none; `rankwise "
             "run` sets them together");
+    if (const int failures = integer("RANKWISE_FAILURES_FD").value_or(-1); is_memory(failures, "rankwise-failures"))
+        report_to(failures, *rank);
     if (const int here = integer("RANKWISE_LOCAL_WORLD_SIZE").value_or(*world_size); here != *world_size)
         throw Unsupported("init", "shm",
                           "the launcher started " + std::to_string(here) + " of the " + std::to_string(*world_size) +
@@ -178,8 +186,6 @@ std::shared_ptr<Comm> join_job() {
     if (const std::string backend = variable("RANKWISE_BACKEND"); !backend.empty() && backend != "shm")
         throw Unsupported("init", backend, "a compiled program uses shm; leave RANKWISE_BACKEND and --backend out");
     const std::shared_ptr<Segment> segment = inherited(*fd);
-    if (const int failures = integer("RANKWISE_FAILURES_FD").value_or(-1); is_memory(failures, "rankwise-failures"))
-        report_to(failures, *rank);
     if (const auto launcher = integer("RANKWISE_LAUNCHER_PID")) end_with(*launcher);
     return Comm::join(segment, *rank, timeout(), true, settings(segment->world_size()),
                       uint32_t(integer("RANKWISE_RESTART").value_or(0)));
