@@ -114,7 +114,7 @@ def test_compiled_code_uses_the_group_of_a_python_rank() -> None:
         part.close()
         assert all_reduce_in_c(handle, x) == 6  # RANKWISE_ERR_CLOSED
 
-    run_ranks(2, body)
+    run_ranks(body, 2)
 
 
 def test_a_group_that_is_not_the_engines_has_no_handle() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "examples.md").read_text(encoding="utf-8")
-FILES = sorted(file.name for file in (ROOT / "examples").iterdir() if file.suffix in (".py", ".tcl"))
+SUFFIXES = (".py", ".tcl", ".c", ".cpp", ".F90")
+EXAMPLES = ROOT / "examples"
+FILES = sorted(str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*") if file.suffix in SUFFIXES)
 TESTS = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py") if file != Path(__file__)]
 
 
 def test_the_page_names_every_example_once() -> None:
-    named = re.findall(r"^\| \[`(\w+\.\w+)`\]\(\.\./\.\./examples/(\w+\.\w+)\) \|", PAGE, re.MULTILINE)
+    named = re.findall(r"^\| \[`([\w/]+\.\w+)`\]\(\.\./\.\./examples/([\w/]+\.\w+)\) \|", PAGE, re.MULTILINE)
     assert sorted(name for name, _ in named) == FILES
     assert all(name == target for name, target in named)
 

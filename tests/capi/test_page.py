@@ -1,0 +1,41 @@
+"""What docs/how-to/compiled.md shows compiles, runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import rankwise as rw
+from compilers import compiler_for
+from snippets import check_commands, read, write_files
+
+SNIPPETS = read("docs/how-to/compiled.md")
+
+
+def test_the_programs_run_as_shown(tmp_path: Path) -> None:
+    compiler_for(".c")
+    write_files(SNIPPETS, tmp_path)
+    for snippet in SNIPPETS:
+        if name := re.match(r"/\* (\w+\.c) \*/\n", snippet.text):
+            (tmp_path / name[1]).write_text(snippet.text)
+    commands = [snippet for snippet in SNIPPETS if snippet.language == "bash"]
+    assert len(commands) == 2
+    for snippet in commands:
+        check_commands(snippet, tmp_path)
+
+
+def test_c_takes_the_handle_of_a_python_group(tmp_path: Path) -> None:
+    source = next(snippet.text for snippet in SNIPPETS if "rankwise_from_handle" in snippet.text)
+    (tmp_path / "mean.c").write_text(f"#include <rankwise.h>\n{source}")
+    library = rw.get_library()
+    build = [compiler_for(".c"), "-shared", "-fPIC", f"-I{rw.get_include()}", "mean.c", library, "-o", "mean.so"]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=60)
+    mean = ctypes.CDLL(str(tmp_path / "mean.so")).mean
+    mean.restype, mean.argtypes = ctypes.c_double, (ctypes.c_uint64, ctypes.c_double)
+
+    def body(group: rw.Group) -> float:
+        return float(mean(group.handle, float(group.rank)))
+
+    assert rw.testing.run_ranks(body, 3) == [1.0] * 3
