@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
 from rankwise.launch.spawn import module_path, raised_on, unpickled
 from rankwise.launch.spawn_worker import CANNOT_TRAVEL, pickler
 from rankwise.pool import wire
+
+T = TypeVar("T")
 
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
 
@@ -56,10 +59,13 @@ class Ranks(Protocol):
         """Output of the ranks goes to where this thread writes now."""
 
     def wake(self) -> None:
-        """Let the pool's thread call `deal`."""
+        """Call `deal`, and end the ranks if it says so."""
 
     def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
         """Let a free rank make a call; called by `deal`. A loss of the rank is reported later."""
+
+    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+        """If this task runs, its answer may be received in this thread, which waits for it."""
 
     def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""
@@ -75,15 +81,21 @@ class Ranks(Protocol):
 
 
 class TaskFuture(Future[Any]):
-    """The future of a task. Ctrl-C in `result` interrupts the task too."""
+    """The future of a task. Ctrl-C in `result` interrupts the task too.
+
+    The thread that waits in `result` receives the answer itself, which saves a switch between threads.
+    """
 
     def __init__(self, dealer: Dealer) -> None:
         super().__init__()
         self._dealer = dealer
 
     def result(self, timeout: float | None = None) -> Any:
+        end = None if timeout is None else time.monotonic() + timeout
         try:
-            return super().result(timeout)
+            if not self.done():
+                self._dealer.ranks.receive(self, timeout)
+            return super().result(end and max(0.0, end - time.monotonic()))
         except KeyboardInterrupt:
             self._dealer.interrupt(self)
             raise
@@ -199,11 +211,25 @@ class Dealer:
             self._alive.add(rank)
             self._changed.notify_all()
 
-    def answered(self, outcome: Outcome) -> None:
-        """A rank has done its task."""
+    def claim(self, future: TaskFuture, claim: Callable[[int], T | None]) -> tuple[T, int, Task] | None:
+        """If a rank runs this task: what `claim(rank)` returns, unless that is None, the rank and the task."""
         with self._changed:
+            for rank, task in self._running.items():
+                if task.future is future:
+                    claimed = claim(rank)
+                    return None if claimed is None else (claimed, rank, task)
+        return None
+
+    def answered(self, outcome: Outcome, claimed: Task | None = None) -> None:
+        """A rank has done its task. claimed: the task, which may have been given to another rank since."""
+        with self._changed:
+            if claimed is not None and self._running.get(outcome.rank) is not claimed:
+                return
             task = self._running.pop(outcome.rank)
+            more = claimed is not None and bool(self._waiting or self._ended)
             self._changed.notify_all()
+        if more:
+            self.ranks.wake()
         _settle(task.future, outcome)
 
     def lost(self, rank: int, error: PeerLostError) -> None:

@@ -14,7 +14,7 @@ from rankwise.contract.message import ANY
 from rankwise.group import default_group
 from rankwise.group.group import Group
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Outcome
+from rankwise.pool.dealer import Dealer, Outcome, TaskFuture
 from rankwise.pool.serving import Server
 
 ENDLESS = 1e9  # seconds for which a rank waits for a call, or for the end of one
@@ -65,6 +65,9 @@ class Members:
         with suppress(RankwiseError):  # the thread that receives raises it too
             self._send(rank, wire.TASK, parts, path)
         self._running.release()
+
+    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+        """The pool's thread receives all answers."""
 
     def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         try:

@@ -25,7 +25,7 @@ from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn import died
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Outcome
+from rankwise.pool.dealer import Dealer, Outcome, TaskFuture
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
@@ -95,8 +95,9 @@ class _Replaced(Losses):
 class Processes:
     """n ranks, each of them a process of this host.
 
-    A thread of its own starts and watches them, writes their output, and receives the results of tasks. The results
-    of calls on all ranks are received by the caller itself, which saves the time of two switches between threads.
+    A thread of its own starts and watches them, writes their output, and receives the results of tasks for which
+    nobody waits yet. Whoever waits for a task or makes a call on all ranks sends and receives in its own thread, which
+    saves the time of two switches between threads.
     """
 
     def __init__(self, n: int, timeout: float | None) -> None:
@@ -109,7 +110,10 @@ class Processes:
         self._deaths = [0] * n  # of replacements that were not ready, in a row
         self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
         self._news = threading.Condition()  # of _lost
-        self._gone: list[socket.socket] = []  # of lost ranks; a call may still wait for them
+        self._gone: list[
+            socket.socket
+        ] = []  # of lost ranks; a call, or a thread that receives, may still wait for them
+        self._receivers = 0  # threads that receive the answers to tasks, besides the pool's
         self._places = _Place("stdout"), _Place("stderr")
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
         self._job: LocalJob | None = None
@@ -141,18 +145,66 @@ class Processes:
             place.update()
 
     def wake(self) -> None:
-        """Let the pool's thread deal tasks."""
+        """Deal tasks in this thread; the pool's thread ends the ranks."""
+        with _Interrupt(lambda ranks, signum: None) as interrupt:  # a task is sent whole
+            over = self.dealer.deal()
+        if over:
+            self._wake_thread()
+        if interrupt.count:
+            raise KeyboardInterrupt
+
+    def _wake_thread(self) -> None:
         with self._open:
             if self._job is not None:
                 os.write(self._job.wake_writer, b"\0")
 
     def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
-        """Called in the pool's thread. If the rank is gone, the loss is noticed soon."""
+        """If the rank is gone, the loss is noticed soon."""
         connection = self._connections[rank]
-        assert connection is not None
-        assert self._job is not None
         self._send(rank, wire.TASK, parts, path)
-        self._job.listen(connection.fileno(), lambda fd: self._answered(rank))
+        self._expect(rank, connection)
+
+    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+        """Ctrl-C interrupts the task, which then has a moment to end."""
+        with _Interrupt(lambda ranks, _: self.interrupt(ranks)) as interrupt:
+            claimed = self.dealer.claim(future, self._claim)
+            if claimed is not None:
+                connection, rank, task = claimed
+                interrupt.waiting[connection.fileno()] = rank
+                reply = None
+                try:
+                    if _wait(connection, timeout, interrupt):
+                        reply = wire.receive(connection)
+                finally:
+                    self._received(rank, connection, again=reply is None)
+                if reply is not None:
+                    self._drain(rank)
+                    self.dealer.answered(Outcome(rank, *reply), task)
+        if interrupt.count:
+            raise KeyboardInterrupt
+
+    def _expect(self, rank: int, connection: socket.socket | None) -> None:
+        """Let the pool's thread receive the answer to a task. Not if the rank was lost meanwhile."""
+        with self._news:
+            if self._job is not None and connection is not None and connection is self._connections[rank]:
+                self._job.listen(connection.fileno(), lambda fd: self._answered(rank, connection))
+
+    def _claim(self, rank: int) -> socket.socket | None:
+        """The rank's connection, for this thread to receive the answer, unless the pool's thread has begun to."""
+        with self._news:
+            connection = self._connections[rank]
+            if self._job is None or connection is None or not self._job.unlisten(connection.fileno()):
+                return None
+            self._receivers += 1
+            return connection
+
+    def _received(self, rank: int, connection: socket.socket, *, again: bool) -> None:
+        """The end of what `_claim` began. again: whether the pool's thread is to receive the answer after all."""
+        if again:
+            self._expect(rank, connection)
+        with self._news:
+            self._receivers -= 1
+            self._news.notify_all()
 
     def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
         """Make a call on all ranks, none of which is in a call; returns what came of it, in the order of arrival."""
@@ -192,9 +244,7 @@ class Processes:
                         deadline = time.monotonic() + GRACE
             outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in connections]
         self._lasted = time.monotonic() - begin
-        with self._reading:
-            if self._job is not None:
-                self._job.drain()
+        self._drain()
         if interrupt.count:
             raise KeyboardInterrupt
         return outcomes
@@ -237,10 +287,10 @@ class Processes:
             self._error = error
             self._broke(error)
         finally:
-            with self._open, self._reading:
-                self._job = None
+            self._job_ends()
             self._started.set()
             with self._news:
+                self._news.wait_for(lambda: not self._receivers, GRACE)
                 self._gone += filter(None, self._connections)
                 self._close_gone()
 
@@ -262,8 +312,11 @@ class Processes:
                 try:
                     self._serve(job, losses)
                 finally:
-                    with self._open, self._reading:  # before the job closes its descriptors
-                        self._job = None
+                    self._job_ends()  # before the job closes its descriptors
+
+    def _job_ends(self) -> None:
+        with self._open, self._reading, self._news:
+            self._job = None
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
@@ -293,12 +346,14 @@ class Processes:
         self._pids[rank], self._paths[rank], self._deaths[rank] = pid, None, 0
         self.dealer.joined(rank)
 
-    def _answered(self, rank: int) -> None:
-        """The reply of a task has come, or the connection's end."""
-        connection = self._connections[rank]
-        assert connection is not None
+    def _answered(self, rank: int, connection: socket.socket) -> None:
+        """The reply of a task has come, or the connection's end, unless another thread has received it meanwhile."""
         assert self._job is not None
-        self._job.unlisten(connection.fileno())
+        if not self._job.unlisten(connection.fileno()):
+            return
+        if not select.select([connection], [], [], 0)[0]:  # and the rank has another task already
+            self._expect(rank, connection)
+            return
         reply = wire.receive(connection)
         if reply is not None:
             self._job.drain(rank)
@@ -306,8 +361,10 @@ class Processes:
 
     def _rank_lost(self, rank: RankProcess) -> bool:
         """A process has ended. Whether another is to take its place."""
-        connection, number = self._connections[rank.number], rank.number
+        number = rank.number
         self._pids[number] = 0
+        with self._news:
+            connection, self._connections[number] = self._connections[number], None
         ready = connection is not None
         if connection is not None:
             assert self._job is not None
@@ -315,7 +372,6 @@ class Processes:
             connection.shutdown(socket.SHUT_RDWR)
             if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
                 self.dealer.answered(Outcome(number, *reply))  # it died after its task
-            self._connections[number] = None
             with self._news:
                 self._gone.append(connection)
         error = died(rank)
@@ -340,8 +396,14 @@ class Processes:
             return  # it has ended, which is noticed when its reply is read
 
     def _close_gone(self) -> None:
-        while self._gone:
+        while self._gone and not self._receivers:
             self._gone.pop().close()
+
+    def _drain(self, rank: int | None = None) -> None:
+        """Write what the ranks, or one of them, have printed; for threads other than the pool's."""
+        with self._reading:
+            if self._job is not None:
+                self._job.drain(rank)
 
     def _how_lost(self, rank: int) -> PeerLostError:
         with self._news:
@@ -349,10 +411,23 @@ class Processes:
             return self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
 
 
+def _wait(connection: socket.socket, timeout: float | None, interrupt: _Interrupt) -> bool:
+    """Wait until there is something to receive, for GRACE at most after Ctrl-C. Returns whether there is."""
+    end = None if timeout is None else time.monotonic() + timeout
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not interrupt.count and (end is None or time.monotonic() < end):
+        left = GRACE if end is None else min(GRACE, max(0.0, end - time.monotonic()))
+        if poll.poll(1000 * left):
+            return True
+    return False
+
+
 class _Interrupt:
     """A context in which Ctrl-C interrupts the ranks' call instead of this thread, which goes on to wait for them.
 
-    A second one kills them. So no message is ever read by half. waiting: the ranks in the call, by descriptor.
+    So no message is ever read by half. send: sends the ranks SIGINT, or SIGKILL the second time. waiting: the ranks
+    in the call, by descriptor.
     """
 
     def __init__(self, send: Callable[[Iterable[int], int], None]) -> None:
