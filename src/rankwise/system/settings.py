@@ -84,6 +84,9 @@ class Settings:
     RANKWISE_UNEXPECTED_BYTES  limit on the unexpected messages that a rank keeps in each group on shm and threads, in
                             bytes (default 64 MiB). Beyond it, the data stays with its sender until a receive matches,
                             and a blocking send waits until then
+    RANKWISE_REGISTERED     1 or 0: whether NumPy, after rw.init(), allocates all arrays of at least a page in
+                            registered memory (default 0); the same as the option --registered
+                            (docs/how-to/registered-memory.md)
     RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
                             kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
                             With several hosts, every host must have as many ranks as the list has numbers
@@ -124,6 +127,7 @@ class Settings:
         self.direct = _switch(environ, "RANKWISE_DIRECT") is not False
         kept = _read(environ, "RANKWISE_UNEXPECTED_BYTES", _bytes, "a number of bytes of at least 0")
         self.unexpected_bytes = 64 << 20 if kept is None else kept
+        self.registered = _switch(environ, "RANKWISE_REGISTERED") is True
         nodes = _read(environ, "RANKWISE_NUMA_NODES", _numbers, "whole numbers of at least 0, between commas")
         self.numa_nodes = nodes or []
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")

@@ -110,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
         settings = Settings.read()
         if options.mpi4py or settings.as_mpi4py:
             _find_mpi4py()
+        if options.registered:
+            os.environ["RANKWISE_REGISTERED"] = "1"
         alone = options.n == 1 and options.nnodes in (None, 1)
         output = OutputMultiplexer(
             sys.stdout, sys.stderr, alone=alone, tag=options.tag_output, folder=_folder(options.output_dir)
@@ -373,6 +375,12 @@ def _parser() -> Parser:
         "--mpi4py",
         action="store_true",
         help="make the program's `import mpi4py` find rankwise's, without MPI (default: RANKWISE_AS_MPI4PY)",
+    )
+    parser.add_argument(
+        "--registered",
+        action="store_true",
+        help="after rankwise.init(), let NumPy allocate every array of at least a page in registered memory, on which "
+        "collectives save copies (default: RANKWISE_REGISTERED)",
     )
     parser.add_argument(
         "--output-dir",
