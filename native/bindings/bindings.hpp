@@ -15,6 +15,7 @@
 namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
+void bind_embedding(nb::module_& m);
 void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);

@@ -1,5 +1,10 @@
 #include "embedding.hpp"
 
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+
 #include "bindings.hpp"
 #include "capi/site.hpp"
 
@@ -43,6 +48,17 @@ struct Python final : rankwise::Embedding {
         return site;
     }
 
+    rankwise::Clock::time_point debugged() override {
+        const std::atomic<int64_t>* const last = debugged_.load();
+        return rankwise::Clock::time_point(std::chrono::nanoseconds(last ? last->load() : 0));
+    }
+
+    // fd: of memory that begins with that time, in nanoseconds of CLOCK_MONOTONIC. It stays mapped.
+    void read_debugged_from(int fd) {
+        void* const memory = mmap(nullptr, sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);
+        if (memory != MAP_FAILED) debugged_ = static_cast<const std::atomic<int64_t>*>(memory);
+    }
+
     std::string stacks() override {
         HoldGil gil;
         // No destructor may run while this thread is unwound because the interpreter shuts down, so no nb::object here.
@@ -59,7 +75,15 @@ struct Python final : rankwise::Embedding {
             return std::string("its interpreter failed to format them: ") + e.what();
         }
     }
+
+private:
+    std::atomic<const std::atomic<int64_t>*> debugged_{nullptr};
 };
+
+Python& the_python() {
+    static Python one;
+    return one;
+}
 
 }  // namespace
 
@@ -70,7 +94,10 @@ bool passes_call_on(const char* file) {
            name.find("/site-packages/mpi4py/") != std::string_view::npos;
 }
 
-rankwise::Embedding& python() {
-    static Python one;
-    return one;
+rankwise::Embedding& python() { return the_python(); }
+
+void bind_embedding(nb::module_& m) {
+    m.def(
+        "read_debugged_from", [](int fd) { the_python().read_debugged_from(fd); }, nb::arg("fd"),
+        "Take the time at which a rank of this host was last in a debugger from this memory.");
 }

@@ -4,6 +4,7 @@ NB_MODULE(_native, m) {
     m.doc() = "The native engine of rankwise: shared-memory segments and the communicators in them.";
     nb::set_leak_warnings(false);  // a program that ends while its threads wait leaks on purpose
     bind_errors(m);
+    bind_embedding(m);
     bind_segment(m);
     bind_streams(m);
     bind_comm(m);

@@ -18,7 +18,7 @@ from rankwise.group.group import Group
 from rankwise.launch.environment import find_job
 from rankwise.system import failure_report, tuning_file
 from rankwise.system.membership import Membership
-from rankwise.system.settings import Settings
+from rankwise.system.settings import Settings, debugger_place
 
 _lock = threading.Lock()
 
@@ -76,7 +76,7 @@ def init(
             return group
         if default_group.thread_is_rank():
             raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
-        failure_report.reporter()  # from now on, an uncaught exception is reported
+        _follow_launcher()
         settings = Settings.read()
         job = find_job(os.environ, settings)
         name = backend or settings.backend or job.default_backend
@@ -117,8 +117,16 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
     """
     if backend not in registry.names():
         raise BackendUnavailable(backend, "this release of rankwise does not have it", "start all ranks on one host")
-    failure_report.reporter()
+    _follow_launcher()
     return _traced(registry.opener(backend)(job, timeout), job)
+
+
+def _follow_launcher() -> None:
+    """From now on, the launcher learns of an uncaught exception, and no timeout runs while a rank is in a debugger."""
+    failure_report.reporter()
+    place = debugger_place()
+    if place is not None:
+        _native.read_debugged_from(place[1])
 
 
 def _traced(comm: Communicator, job: Job) -> Communicator:

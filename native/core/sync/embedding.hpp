@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "base/clock.hpp"
 #include "base/operations.hpp"
 
 namespace rankwise {
@@ -16,6 +17,9 @@ struct Embedding {
     // Where in the program the calling thread made its call, "train.py:12", or "". Called in a thread of the program
     // when it starts an operation, or when the group of its call has failed.
     virtual std::string call_site() { return ""; }
+    // When a rank of this host was last stopped in a debugger. A wait that has lasted since then begins anew there, so
+    // that no timeout runs meanwhile.
+    virtual Clock::time_point debugged() { return {}; }
     // The stacks of this process's threads. Called in an engine thread; it may block for ever.
     virtual std::string stacks() { return ""; }
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -72,7 +73,8 @@ public:
             if (done()) return true;
             check();
             if (done()) return true;  // by what check() has done
-            const auto left = this->left();
+            auto left = this->left();
+            if (left.count() <= 0) left = timeout_ - (Clock::now() - std::max(since_, program_.debugged()));
             if (left.count() <= 0) return false;
             futex_sleep(doorbell.futex, seen, sleep_limit(left, longest_));
             if (done()) return true;

@@ -29,6 +29,7 @@ from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess, leave_terminal, leftovers, placed
+from rankwise.launch.terminal import Terminal
 from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
 from rankwise.system.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
@@ -48,7 +49,8 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 # The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
 _OPTIONAL = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
-    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS",
+    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS", "RANKWISE_TERMINAL_FD", "RANKWISE_DEBUGGER_FD",
+    "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 
 
@@ -135,6 +137,7 @@ class LocalJob:
         self._wake_reader, self.wake_writer = os.pipe()
         """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex() if nodes is None else nodes.secret
+        self._terminal = Terminal()
         self._segment: Segment | None = None
         self._watchdog: Watchdog | None = None
         # Bound but never listening, which reserves the port so that rank 0 may listen on it. `nodes` has its own.
@@ -258,6 +261,7 @@ class LocalJob:
         if self.losses.restarts:
             segment.announce_restarts()
         self._watchdog = Watchdog()
+        self._terminal.open()
         self._listen(self._wake_reader, self._woken)
         for fd in () if self.nodes is None else self.nodes.fds():
             self._selector.register(fd, selectors.EVENT_READ, self._heard)
@@ -302,6 +306,7 @@ class LocalJob:
                     *self._spans[index : index + 1],
                     *self._states[index : index + 1],
                     *(() if self._membership.fd is None else (self._membership.fd,)),
+                    *self._terminal.fds,
                     *self._pass_fds,
                 ),
                 **session,
@@ -342,10 +347,10 @@ class LocalJob:
             MASTER_ADDR=master[0],
             MASTER_PORT=str(master[1]),
         )
-        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # set by a torchrun around this launcher
         for name in _OPTIONAL:
-            env.pop(name, None)  # set by a launcher around this one
+            env.pop(name, None)  # set by a launcher, or torchrun, around this one
         env.update(compiled.variables())
+        env.update(self._terminal.variables)
         if self.nodes is not None:
             node = str(self.nodes.node)
             env.update(
@@ -587,6 +592,7 @@ class LocalJob:
                 self._watchdog.end()
             self._segment = None  # unmapped now, even while a traceback keeps this object
             self._membership.close()
+            self._terminal.close()
             for fd in (*self._spans, *self._states, *([self._failures] if self._failures >= 0 else [])):
                 os.close(fd)
             self._spans.clear()

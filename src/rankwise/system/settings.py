@@ -26,6 +26,9 @@ MEMBERSHIP_MEMFD = "rankwise-membership"
 FAILURES_MEMFD = "rankwise-failures"
 """The name of the memory behind RANKWISE_FAILURES_FD, likewise."""
 
+DEBUGGER_MEMFD = "rankwise-debugger"
+"""The name of the memory behind RANKWISE_DEBUGGER_FD, likewise."""
+
 
 def is_memory(fd: int | None, name: str) -> bool:
     """Whether `fd` is a memfd of this name. A rank's child inherits the variable with its number, but not the memfd."""
@@ -68,6 +71,8 @@ class Settings:
     RANKWISE_MEMBERSHIP_FD  descriptor of the memory in which the ranks note which of them go on without which, set by
                             a launcher whose job goes on after losses
     RANKWISE_FAILURES_FD    descriptor of the memory in which a rank reports why its program failed, set by the launcher
+    RANKWISE_TERMINAL_FD    descriptor of the terminal that breakpoint() on a rank uses, set by the launcher
+    RANKWISE_DEBUGGER_FD    descriptor of the memory that says which rank uses it, and when one last did, set likewise
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
                             (default: on gloo yes, on mpi, nccl and outside backends no)
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
@@ -201,6 +206,15 @@ def failures_place() -> tuple[int, int] | None:
     """
     fd, rank = integer(os.environ, "RANKWISE_FAILURES_FD"), integer(os.environ, "RANKWISE_RANK")
     return (fd, rank) if fd is not None and rank is not None and is_memory(fd, FAILURES_MEMFD) else None
+
+
+def debugger_place() -> tuple[int, int, int] | None:
+    """RANKWISE_TERMINAL_FD, RANKWISE_DEBUGGER_FD and RANKWISE_RANK, read alone; None if there is no terminal."""
+    terminal, memory = integer(os.environ, "RANKWISE_TERMINAL_FD"), integer(os.environ, "RANKWISE_DEBUGGER_FD")
+    rank = integer(os.environ, "RANKWISE_RANK")
+    if terminal is None or memory is None or rank is None or not is_memory(memory, DEBUGGER_MEMFD):
+        return None
+    return terminal, memory, rank
 
 
 def _seconds(text: str) -> float | None:
