@@ -13,6 +13,10 @@ struct Program : Embedding {
     std::atomic<bool> stops{false};  // the rank's next wait
     std::atomic<int> asked{0};
     explicit Program(std::string name) : name(std::move(name)) {}
+    std::atomic<int> sessions{0};  // how often it still says that a rank is in a debugger
+    Clock::time_point debugged() override {
+        return sessions > 0 && sessions-- > 0 ? Clock::now() : Clock::time_point();
+    }
     bool interrupted() override {
         ++asked;
         return stops.exchange(false);
@@ -114,11 +118,27 @@ void locks(Comm& c, Program&, Program& other) {
     }
 }
 
+// A timeout begins anew as long as a rank is in a debugger.
+void debuggers(Comm& c, Program& own, Program&) {
+    int64_t x = 0;
+    if (c.rank() == 0) {
+        own.sessions = 5;
+        const auto begin = Clock::now();
+        CHECK(!c.await_arrival(1, 0, 0.05));
+        CHECK(Clock::now() - begin > std::chrono::milliseconds(250));
+        CHECK_EQ(own.sessions, 0);
+        c.send_now(&x, 1, DType::I64, 1, 0);
+    } else {
+        c.recv_now(&x, 1, DType::I64, 0, 0);
+    }
+}
+
 }  // namespace
 
 int main() {
     run(interrupts);
     run(call_sites);
     run(locks);
+    run(debuggers);
     return check::result();
 }
