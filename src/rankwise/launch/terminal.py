@@ -26,7 +26,7 @@ class Terminal:
     def open(self) -> None:
         try:
             stdin = sys.stdin.fileno()
-            if not os.isatty(stdin):
+            if not os.isatty(stdin) or os.tcgetpgrp(stdin) != os.getpgrp():  # in the background the shell reads from it
                 return
             terminal = os.open(os.ttyname(stdin), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         except (AttributeError, OSError, ValueError):
