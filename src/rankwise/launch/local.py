@@ -25,6 +25,7 @@ from rankwise.contract.timeouts import check_timeout
 from rankwise.launch import compiled
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
+from rankwise.launch.environment import OPTIONAL
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
@@ -45,13 +46,6 @@ QUIET = 0.1  # seconds without output after which an incomplete line is shown on
 POLL = 0.02  # seconds after which ranks are asked whether they have ended, if no descriptor says so
 PIECE = 1 << 16  # bytes read from a pipe at once
 PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
-
-# The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
-_OPTIONAL = (
-    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
-    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS", "RANKWISE_TERMINAL_FD", "RANKWISE_DEBUGGER_FD",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)  # fmt: skip
 
 
 class LocalJob:
@@ -347,7 +341,7 @@ class LocalJob:
             MASTER_ADDR=master[0],
             MASTER_PORT=str(master[1]),
         )
-        for name in _OPTIONAL:
+        for name in OPTIONAL:
             env.pop(name, None)  # set by a launcher, or torchrun, around this one
         env.update(compiled.variables())
         env.update(self._terminal.variables)
