@@ -24,8 +24,8 @@ from rankwise._native import usable_cores as usable_cores
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch import compiled
 from rankwise.launch.ending import Ending
-from rankwise.launch.last_calls import difference
 from rankwise.launch.environment import OPTIONAL
+from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
