@@ -63,6 +63,15 @@ packets = st.one_of(
 strangers = st.lists(st.lists(packets, max_size=3), max_size=6)
 
 
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """What earlier tests have left is freed before, not meanwhile: descriptors are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def connection(job: Job, gone: Callable[[], bool] = lambda: False) -> socket.socket | None:
     """Knock until rank 0 opens, or `gone`."""
     while not gone():
@@ -115,7 +124,6 @@ def test_strangers_connect_to_the_rendezvous(says: list[list[Words]]) -> None:
     name = f"garbage {uuid.uuid4()}"
     ranks = [Job(rank, 3, None, None, "test", id=name, secret=b"known to the ranks") for rank in range(3)]
     segments: list[Segment] = []
-    gc.collect()  # what earlier tests have left is not freed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     host, first, last = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
     with parsed() as texts:
@@ -144,7 +152,6 @@ def test_a_stranger_listens_in_place_of_rank_0(answers: list[bytes], with_fd: bo
     stranger.bind(rendezvous._address(ranks[0]))
     stranger.listen()
     stranger.settimeout(30)
-    gc.collect()  # what earlier tests have left is not freed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     host, other = (threading.Thread(target=join, args=(job, segments)) for job in ranks)
     with parsed() as texts:
