@@ -12,13 +12,6 @@ from rankwise.system.settings import Settings, integer
 
 Environment = Mapping[str, str]
 
-# The variables that only some jobs set: the others remove them, in case a launcher around this one has set them.
-OPTIONAL = (
-    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
-    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS", "RANKWISE_TERMINAL_FD", "RANKWISE_DEBUGGER_FD",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)  # fmt: skip
-
 
 def find_job(environ: Environment, settings: Settings, starter: Callable[[str], str] | None = None) -> Job:
     """The job of this process, which the innermost launcher started; without a launcher, a job of one rank.

@@ -24,7 +24,6 @@ from rankwise._native import usable_cores as usable_cores
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch import compiled
 from rankwise.launch.ending import Ending
-from rankwise.launch.environment import OPTIONAL
 from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
@@ -33,7 +32,7 @@ from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess,
 from rankwise.launch.terminal import Terminal
 from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
-from rankwise.system.settings import FAILURES_MEMFD, SPANS_MEMFD, STATE_MEMFD
+from rankwise.system.settings import FAILURES_MEMFD, OF_SOME_JOBS, SPANS_MEMFD, STATE_MEMFD
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
@@ -341,7 +340,7 @@ class LocalJob:
             MASTER_ADDR=master[0],
             MASTER_PORT=str(master[1]),
         )
-        for name in OPTIONAL:
+        for name in OF_SOME_JOBS:
             env.pop(name, None)  # set by a launcher, or torchrun, around this one
         env.update(compiled.variables())
         env.update(self._terminal.variables)

@@ -27,6 +27,13 @@ FAILURES_MEMFD = "rankwise-failures"
 """The name of the memory behind RANKWISE_FAILURES_FD, likewise."""
 
 DEBUGGER_MEMFD = "rankwise-debugger"
+
+OF_SOME_JOBS = (
+    "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
+    "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS", "RANKWISE_TERMINAL_FD", "RANKWISE_DEBUGGER_FD",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
+"""The variables that only some jobs set: the others remove them, in case a launcher around this one has set them."""
 """The name of the memory behind RANKWISE_DEBUGGER_FD, likewise."""
 
 
