@@ -1,11 +1,12 @@
 """Tries an installed rankwise, as users get it from the package index: python packaging/smoke.py
 
-Needs NumPy alone. It runs ranks with the launcher, also one that fails, and with rw.spawn. The last line says what was
-installed.
+Needs NumPy alone. It runs ranks with the launcher, also one that fails, and with rw.spawn, and it calls the C API. The
+last line says what was installed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -45,6 +46,10 @@ def main() -> None:
     assert "rank 1" in done.stderr, done.stderr
     pids = rw.spawn(os.getpid, n=2)
     assert len({*pids, os.getpid()}) == 3, pids
+    library, comm = ctypes.CDLL(rw.get_library()), ctypes.c_void_p()
+    assert library.rankwise_init_version(1, ctypes.byref(comm)) == 0  # a group of one rank, by the C API
+    assert library.rankwise_world_size(comm) == 1
+    assert os.listdir(rw.get_include()) == ["rankwise.h"]
     for words in (["--version"], ["run", "--help"], ["doctor"]):
         subprocess.run([sys.executable, "-m", "rankwise", *words], check=True, capture_output=True, timeout=200)
     print(f"rankwise {version('rankwise')} works: {_native.__file__}, {os.uname().machine}")
