@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 import rankwise as rw
-from compilers import compiler_for
+from compilers import compiler_for, run
 from snippets import check_commands, read, write_files
 
 SNIPPETS = read("docs/how-to/compiled.md")
@@ -24,6 +27,14 @@ def test_the_programs_run_as_shown(tmp_path: Path) -> None:
     assert len(commands) == 2
     for snippet in commands:
         check_commands(snippet, tmp_path)
+
+
+def test_numba_runs_as_shown(tmp_path: Path) -> None:
+    pytest.importorskip("numba", reason="there is no numba; pip install numba")
+    snippet = next(snippet for snippet in SNIPPETS if "import numba" in snippet.text)
+    (tmp_path / "norm.py").write_text(snippet.text)
+    done = run(2, sys.executable, tmp_path / "norm.py")
+    assert (done.returncode, done.stdout) == (0, f"{200**0.5}\n" * 2), done.stderr
 
 
 def test_c_takes_the_handle_of_a_python_group(tmp_path: Path) -> None:

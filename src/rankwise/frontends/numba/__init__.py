@@ -1,0 +1,1 @@
+"""The engine in functions that Numba compiles; rankwise.numba has the names."""

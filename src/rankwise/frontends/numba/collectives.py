@@ -1,0 +1,197 @@
+"""The collectives of a group, in compiled code: each stores its result in arrays that it is given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.frontends.numba.library import (
+    ADDRESS,
+    COUNT,
+    HANDLE,
+    INT,
+    Array,
+    check,
+    compiled,
+    dtype,
+    external,
+    op_number,
+    rank,
+    world_size,
+)
+
+_barrier = external("barrier", HANDLE)
+_broadcast = external("broadcast", HANDLE, ADDRESS, COUNT, INT, INT)
+_all_reduce = external("all_reduce", HANDLE, ADDRESS, COUNT, INT, INT)
+_reduce = external("reduce", HANDLE, ADDRESS, COUNT, INT, INT, INT)
+_all_gather = external("all_gather", HANDLE, ADDRESS, ADDRESS, COUNT, INT)
+_gather = external("gather", HANDLE, ADDRESS, ADDRESS, COUNT, INT, INT)
+_scatter = external("scatter", HANDLE, ADDRESS, ADDRESS, COUNT, INT, INT)
+_reduce_scatter = external("reduce_scatter", HANDLE, ADDRESS, ADDRESS, COUNT, INT, INT)
+_all_to_all = external("all_to_all", HANDLE, ADDRESS, ADDRESS, COUNT, INT)
+_all_gather_v = external("all_gather_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, INT)
+_gather_v = external("gather_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, INT, INT)
+_scatter_v = external("scatter_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, INT, INT)
+_reduce_scatter_v = external("reduce_scatter_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, INT, INT)
+_all_to_all_v = external("all_to_all_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, ADDRESS, INT)
+
+
+@compiled
+def _same(send: Array, recv: Array, send_size: int, recv_size: int) -> None:
+    """Whether two arrays have the same dtype, and one has so many elements as the other."""
+    if dtype(send) != dtype(recv):
+        raise ValueError("send and recv: arrays of different dtypes given, expected the same")
+    if send_size != recv_size:
+        raise ValueError("send and recv: one must have as many elements as the other for each rank")
+
+
+@compiled
+def _checked(counts: Array, handle: int, needed: int, size: int) -> Array:
+    """The counts as C takes them, one for each rank; `size` is that of an array for `needed` elements."""
+    if counts.size != world_size(handle):
+        raise ValueError("counts: expected one for each rank")
+    if size < needed:
+        raise ValueError("counts: an array is too short for them")
+    return counts.astype(np.uint64)
+
+
+@compiled
+def barrier(handle: int) -> None:
+    """Return when all ranks have come."""
+    status = _barrier(handle)
+    if status != 0:
+        check(status)
+
+
+@compiled
+def broadcast(handle: int, x: Array, src: int = 0) -> None:
+    """Copy the array of rank `src` into every rank's, in place."""
+    status = _broadcast(handle, x.ctypes.data, x.size, dtype(x), np.int32(src))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def all_reduce(handle: int, x: Array, op: object = "sum") -> None:
+    """Reduce the ranks' arrays, in place; every rank has the result."""
+    status = _all_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def reduce(handle: int, x: Array, dst: int = 0, op: object = "sum") -> None:
+    """Reduce the ranks' arrays, in place on rank `dst`."""
+    status = _reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x), np.int32(dst))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def all_gather(handle: int, send: Array, recv: Array) -> None:
+    """Store every rank's `send` in `recv`, one after the other."""
+    _same(send, recv, send.size * world_size(handle), recv.size)
+    status = _all_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def gather(handle: int, send: Array, recv: Array, dst: int = 0) -> None:
+    """The same on rank `dst` only; elsewhere `recv` is not used, and may be of any length."""
+    if rank(handle) == dst:
+        _same(send, recv, send.size * world_size(handle), recv.size)
+    status = _gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send), np.int32(dst))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def scatter(handle: int, send: Array, recv: Array, src: int = 0) -> None:
+    """Store this rank's part of the `send` of rank `src`; elsewhere `send` is not used, and may be of any length."""
+    if rank(handle) == src:
+        _same(send, recv, send.size, recv.size * world_size(handle))
+    status = _scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(recv), np.int32(src))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def reduce_scatter(handle: int, send: Array, recv: Array, op: object = "sum") -> None:
+    """Reduce the ranks' `send`, and store this rank's part of the result in `recv`."""
+    _same(send, recv, send.size, recv.size * world_size(handle))
+    status = _reduce_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(send), op_number(op, send))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def all_to_all(handle: int, send: Array, recv: Array) -> None:
+    """Send part i of `send` to rank i, and store its part for this rank as part i of `recv`."""
+    _same(send, recv, send.size, recv.size)
+    if send.size % world_size(handle) != 0:
+        raise ValueError("send: expected as many elements for each rank")
+    count = send.size // world_size(handle)
+    status = _all_to_all(handle, send.ctypes.data, recv.ctypes.data, count, dtype(send))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def all_gather_v(handle: int, send: Array, recv: Array, counts: Array) -> None:
+    """all_gather in which rank i sends counts[i] elements; all ranks pass the same counts."""
+    _same(send, recv, 0, 0)
+    own = _checked(counts, handle, counts.sum(), recv.size)
+    if send.size < counts[rank(handle)]:
+        raise ValueError("send: shorter than counts says")
+    status = _all_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def gather_v(handle: int, send: Array, recv: Array, counts: Array, dst: int = 0) -> None:
+    """The same on rank `dst` only; elsewhere `recv` is not used."""
+    _same(send, recv, 0, 0)
+    own = _checked(counts, handle, counts.sum() if rank(handle) == dst else 0, recv.size)
+    if send.size < counts[rank(handle)]:
+        raise ValueError("send: shorter than counts says")
+    status = _gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), np.int32(dst))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def scatter_v(handle: int, send: Array, recv: Array, counts: Array, src: int = 0) -> None:
+    """scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
+    _same(send, recv, 0, 0)
+    own = _checked(counts, handle, counts.sum() if rank(handle) == src else 0, send.size)
+    if recv.size < counts[rank(handle)]:
+        raise ValueError("recv: shorter than counts says")
+    status = _scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(recv), np.int32(src))
+    if status != 0:
+        check(status)
+
+
+@compiled
+def reduce_scatter_v(handle: int, send: Array, recv: Array, counts: Array, op: object = "sum") -> None:
+    """reduce_scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
+    _same(send, recv, 0, 0)
+    own = _checked(counts, handle, counts.sum(), send.size)
+    if recv.size < counts[rank(handle)]:
+        raise ValueError("recv: shorter than counts says")
+    status = _reduce_scatter_v(
+        handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), op_number(op, send)
+    )
+    if status != 0:
+        check(status)
+
+
+@compiled
+def all_to_all_v(handle: int, send: Array, recv: Array, send_counts: Array, recv_counts: Array) -> None:
+    """all_to_all with send_counts[i] elements to rank i, and recv_counts[i] from it."""
+    _same(send, recv, 0, 0)
+    to = _checked(send_counts, handle, send_counts.sum(), send.size)
+    of = _checked(recv_counts, handle, recv_counts.sum(), recv.size)
+    status = _all_to_all_v(handle, send.ctypes.data, recv.ctypes.data, to.ctypes.data, of.ctypes.data, dtype(send))
+    if status != 0:
+        check(status)
