@@ -13,7 +13,8 @@ ARGS ?=
 PIP := -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -path 'native/tests/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
-CPP := $(shell find native -name '*.cpp' -o -name '*.hpp')
+CPP := $(shell find native examples -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h')
+TIDY_OPTIONS := -DRANKWISE_POISON=1 -DRANKWISE_NO_SITES -Inative -Inative/core -Inative/include -pthread
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint dev format docs wheel clean
@@ -50,8 +51,8 @@ lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI ru
 	$(ENV)/bin/mypy --strict
 	@echo "$(ENV)/bin/clang-format and clang-tidy"
 	@$(ENV)/bin/clang-format --dry-run -Werror $(CPP)
-	@find native/core -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
-		'out=$$("$$0" --quiet "$$1" -- -std=c++20 -DRANKWISE_POISON=1 -Inative/core -pthread 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
+	@find native/core native/capi -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
+		'out=$$("$$0" --quiet "$$1" -- -std=c++20 $(TIDY_OPTIONS) 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
 
 # ---- development ----
 
