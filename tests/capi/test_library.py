@@ -94,6 +94,20 @@ def test_a_program_of_another_version_of_the_header_is_refused() -> None:
     assert b"compiled with version 99 of rankwise.h" in library.rankwise_error_message()
 
 
+def test_an_extension_of_another_release_is_refused(tmp_path: Path) -> None:
+    package = Path(rw.get_library()).parents[1]
+    (tmp_path / "lib").mkdir()
+    own, other = f"RANKWISE_PRIVATE_{version('rankwise')}".encode(), b"RANKWISE_PRIVATE_"
+    library = Path(rw.get_library()).read_bytes()
+    assert own in library
+    (tmp_path / "lib" / "librankwise.so").write_bytes(library.replace(own, other + b"x" * (len(own) - len(other))))
+    for extension in package.glob("_native.*.so"):
+        shutil.copy(extension, tmp_path)
+        load = f"import ctypes; ctypes.CDLL({str(tmp_path / extension.name)!r})"
+        done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
+        assert f"version `{own.decode()}' not found (required by {tmp_path}" in done.stderr
+
+
 def all_reduce_in_c(handle: int, x: np.ndarray) -> int:
     """What compiled code in this process does."""
     library = loaded()
