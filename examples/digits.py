@@ -115,7 +115,7 @@ class Training:
 
     def step(self, number: int, group: rw.Group) -> float:
         """Take step `number`, counted from 0, on the ranks of `group`; returns its loss."""
-        batch = self._batch(number)
+        batch = self.batch(number)
         mine = my_part(batch, group)
         sums = self._sums
         sums[-1] = self.network.loss_and_gradient(self.images[mine], self.labels[mine], sums[:-1])
@@ -127,7 +127,7 @@ class Training:
         self.losses[number] = sums[-1]
         return float(sums[-1])
 
-    def _batch(self, number: int) -> Integers:
+    def batch(self, number: int) -> Integers:
         """The images of a step; seeded, so that every rank draws the same batches."""
         epoch, place = divmod(number, self.steps_per_epoch)
         order = np.random.default_rng([self.args.seed + 1, epoch]).permutation(len(self.images))

@@ -86,7 +86,7 @@ EXTENSIONS = {"_native", "_bench"}
 BENCHMARK = "tools/bench/"
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
-FRONT_DOORS = {"autograd.py", "mpi4py.py", "numba.py", "torch.py"}
+FRONT_DOORS = {"autograd.py", "jax.py", "mpi4py.py", "numba.py", "torch.py"}
 
 # Imported inside the function that needs them, never when a module loads.
 HEAVY = {
@@ -108,7 +108,7 @@ HEAVY = {
 
 
 # These modules are nothing without their library, and are themselves loaded inside a function.
-BUILT_ON = {"frontends/torch": "torch", "frontends/numba": "numba"}
+BUILT_ON = {"frontends/torch": "torch", "frontends/numba": "numba", "frontends/jax": "jax"}
 
 
 def room_of(module: str) -> str:

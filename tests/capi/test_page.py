@@ -37,6 +37,14 @@ def test_numba_runs_as_shown(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{200**0.5}\n" * 2), done.stderr
 
 
+def test_jax_runs_as_shown(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="there is no JAX; pip install jax")
+    snippet = next(snippet for snippet in SNIPPETS if "import jax" in snippet.text)
+    (tmp_path / "norm.py").write_text(snippet.text)
+    done = run(2, sys.executable, tmp_path / "norm.py")
+    assert (done.returncode, done.stdout) == (0, "14.142136\n" * 2), done.stderr
+
+
 def test_c_takes_the_handle_of_a_python_group(tmp_path: Path) -> None:
     source = next(snippet.text for snippet in SNIPPETS if "rankwise_from_handle" in snippet.text)
     (tmp_path / "mean.c").write_text(f"#include <rankwise.h>\n{source}")

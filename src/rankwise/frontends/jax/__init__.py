@@ -1,0 +1,1 @@
+"""Communication inside functions that JAX compiles; `rankwise.jax` has its names."""

@@ -1,0 +1,197 @@
+"""A group's operations as one primitive of JAX: what it gives, how it is lowered to XLA, differentiated and mapped.
+
+The calls are effects that JAX keeps in the program's order, so that equal calls are not merged, unused ones are made,
+and all ranks make theirs in one order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, effects
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from rankwise import Group
+from rankwise.contract.types import ReduceOp
+from rankwise.frontends.jax import library
+
+
+class What(IntEnum):
+    """The operations, by their numbers in calls.cpp."""
+
+    BARRIER = 0
+    BROADCAST = 1
+    ALL_REDUCE = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    ALL_TO_ALL = 5
+    SENDRECV = 6
+
+
+class Call(NamedTuple):
+    """One call of a program; the numbers that its operation does not use are -1."""
+
+    what: What
+    group: Group
+    op: ReduceOp = ReduceOp.SUM
+    peer: int = -1
+    """The root, or the rank to which this one sends."""
+    source: int = -1
+    tag: int = 0
+    site: tuple[str, int, str] = ("", 0, "")
+    """File, line and function of the program's call."""
+
+
+class _Ordered(effects.Effect):  # type: ignore[misc]
+    def __str__(self) -> str:
+        return "rankwise"
+
+
+ORDERED = _Ordered()
+for _set in (
+    effects.ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _set.add_type(_Ordered)
+
+_call = Primitive("rankwise")
+_call.multiple_results = True
+_call.def_impl(partial(xla.apply_primitive, _call))
+
+
+def bind(call: Call, *operands: Any) -> list[Any]:
+    """Make the call, or put it in the program that is being traced."""
+    _prepare()
+    results: list[Any] = _call.bind(*operands, call=call)
+    return results
+
+
+@lru_cache(1)
+def _prepare() -> None:
+    library.register()
+    atexit.register(jax.effects_barrier)  # before the groups are closed
+
+
+def site() -> tuple[str, int, str]:
+    """Where the program is: the innermost frame that is neither JAX's nor rankwise's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_passed(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def _is_passed(module: str) -> bool:
+    return module.partition(".")[0] in ("jax", "rankwise", "contextlib", "functools")
+
+
+@_call.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
+def _result(*operands: Any, call: Call) -> tuple[list[Any], set[effects.Effect]]:
+    if not operands:
+        return [], {ORDERED}
+    (x,), n = operands, call.group.world_size
+    shape = {
+        What.ALL_GATHER: (n, *x.shape),
+        What.REDUCE_SCATTER: (x.shape[0] // n, *x.shape[1:]) if x.shape else (),
+    }.get(call.what, x.shape)
+    return [core.ShapedArray(shape, x.dtype)], {ORDERED}
+
+
+def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    token = ctx.tokens_in.get(ORDERED)
+    several = not hasattr(token, "type")  # before JAX 0.9 a sequence of one
+    inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
+    in_place = call.what in (What.BROADCAST, What.ALL_REDUCE)
+    rule = jax.ffi.ffi_lowering(
+        library.TARGET,
+        has_side_effect=True,
+        operand_output_aliases={0: 0} if in_place else None,
+        operand_layouts=_layouts(inner.avals_in),
+        result_layouts=_layouts(inner.avals_out),
+    )
+    file, line, function = call.site
+    numbers = {"what": call.what, "handle": call.group.handle, "op": call.op, "peer": call.peer}
+    numbers |= {"source": call.source, "tag": call.tag, "line": line}
+    attributes = {name: np.int64(number) for name, number in numbers.items()}
+    *results, token = rule(
+        inner, *operands, *(token if several else [token]), **attributes, file=file, function=function
+    )
+    ctx.set_tokens_out(mlir.TokenSet({ORDERED: (token,) if several else token}))
+    return list(results)
+
+
+def _layouts(avals: Sequence[Any]) -> list[Sequence[int]]:
+    return [() if aval is core.abstract_token else tuple(reversed(range(aval.ndim))) for aval in avals]
+
+
+mlir.register_lowering(_call, _lowering, platform="cpu")
+
+
+# ---- derivatives: all these operations are linear, and each has another as its transpose ----
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
+    results = _call.bind(*primals, call=call)
+    if not tangents or isinstance(tangents[0], ad.Zero):
+        return results, [ad.Zero.from_primal_value(result) for result in results]
+    if call.what in (What.ALL_REDUCE, What.REDUCE_SCATTER) and call.op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise NotImplementedError(f"op={call.op.name.lower()}: only a sum and a mean have derivatives here")
+    return results, _call.bind(*tangents, call=call)
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[Any]:
+    """Derivatives refer to the sum of what the ranks compute, as those of rw.autograd do."""
+    (given,) = cotangents
+    if isinstance(given, ad.Zero):
+        given = jnp.zeros(given.aval.shape, given.aval.dtype)  # the other ranks make their call
+    return [_adjoint(call, given)]
+
+
+def _adjoint(call: Call, given: Any) -> Any:
+    n, rank = call.group.world_size, call.group.rank
+    total = Call(What.ALL_REDUCE, call.group, site=call.site)
+    match call.what:
+        case What.BROADCAST:
+            (found,) = bind(total, given)
+            return found if rank == call.peer else jnp.zeros_like(found)
+        case What.ALL_GATHER:
+            flat = given if given.ndim == 1 else given.reshape(n * given.shape[1], *given.shape[2:])
+            (found,) = bind(call._replace(what=What.REDUCE_SCATTER), flat)
+            return found.reshape(given.shape[1:])
+        case What.REDUCE_SCATTER:
+            (found,) = bind(call._replace(what=What.ALL_GATHER), given / n if call.op is ReduceOp.MEAN else given)
+            return found.reshape(-1, *given.shape[1:])
+        case What.SENDRECV:
+            return bind(call._replace(peer=call.source, source=call.peer), given)[0]
+        case _:
+            return bind(call, given)[0]
+
+
+ad.primitive_jvps[_call] = _jvp
+ad.primitive_transposes[_call] = _transpose
+
+
+# ---- vmap: the rows go together, in one call ----
+
+
+def _mapped(operands: Sequence[Any], dims: Sequence[int], *, call: Call) -> tuple[list[Any], list[int]]:
+    (x,), (dim,) = operands, dims
+    if call.what in (What.REDUCE_SCATTER, What.ALL_TO_ALL):  # which divide the first axis
+        x, dim = jnp.moveaxis(x, dim, 1), 1
+    elif call.what is What.ALL_GATHER:
+        return _call.bind(x, call=call), [dim + 1]
+    return _call.bind(x, call=call), [dim]
+
+
+batching.primitive_batchers[_call] = _mapped

@@ -1,0 +1,55 @@
+"""rankwise.jax: results, order, derivatives and errors on several ranks, and how its call is compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="there is no JAX; pip install jax")
+PROGRAM = Path(__file__).with_name("program.py")
+IMPORTS = "import jax, jax.numpy as jnp, rankwise as rw\nfrom rankwise.jax import all_reduce, broadcast\n"
+
+
+def run(n: int, *program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), *program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **variables})
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_what_it_gives(n: int) -> None:
+    done = run(n, str(PROGRAM))
+    assert (done.returncode, done.stdout) == (0, "as expected\n" * n), done.stderr
+
+
+def test_an_error_has_both_lines(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        IMPORTS
+        + "f = jax.jit(all_reduce) if rw.init().rank else jax.jit(broadcast)\n"
+        + "f(jnp.ones(3)).block_until_ready()\n"
+    )
+    done = run(2, str(program))
+    assert done.returncode == 1
+    for line in ("rank 0: broadcast(count=3, dtype=float32, root=0)", "rank 1: all_reduce(count=3, dtype=float32"):
+        assert f"{line}" in done.stderr
+    assert done.stderr.count(f"{program}:4") >= 2
+
+
+def test_what_is_pending_at_the_end_is_complete(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IMPORTS + "rw.init()\nf = jax.jit(all_reduce)\nfor _ in range(50): f(jnp.ones(100_000))\n")
+    done = run(2, str(program))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_a_compiler_the_error_says_so(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IMPORTS + "rw.init()\ntry: all_reduce(1.0)\nexcept RuntimeError as error: print(error)\n")
+    done = run(1, str(program), CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+    assert "no C++ compiler 'no-such-compiler'" in done.stdout, done.stderr
+    assert "apt install g++" in done.stdout
+    assert list(tmp_path.rglob("*.so")) == []
