@@ -49,7 +49,8 @@ def test_c_takes_the_handle_of_a_python_group(tmp_path: Path) -> None:
     source = next(snippet.text for snippet in SNIPPETS if "rankwise_from_handle" in snippet.text)
     (tmp_path / "mean.c").write_text(f"#include <rankwise.h>\n{source}")
     library = rw.get_library()
-    build = [compiler_for(".c"), "-shared", "-fPIC", f"-I{rw.get_include()}", "mean.c", library, "-o", "mean.so"]
+    link = [library, f"-Wl,-rpath,{Path(library).parent}"]
+    build = [compiler_for(".c"), "-shared", "-fPIC", f"-I{rw.get_include()}", "mean.c", *link, "-o", "mean.so"]
     subprocess.run(build, cwd=tmp_path, check=True, timeout=60)
     mean = ctypes.CDLL(str(tmp_path / "mean.so")).mean
     mean.restype, mean.argtypes = ctypes.c_double, (ctypes.c_uint64, ctypes.c_double)
