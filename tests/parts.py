@@ -158,8 +158,13 @@ PARTS = {
     ),
     "torch-versions": Part(
         "the torch front-end on several versions of torch, with a table of results; ARGS='2.13.0 newest'",
-        ("{bin}/python tests/torch_versions.py build/torch {args}",),
+        ("{bin}/python tests/library_versions.py torch build/torch {args}",),
         args="2.10.0 2.13.0 newest",
+    ),
+    "jax-versions": Part(
+        "rankwise.jax on several versions of JAX, with a table of results; ARGS='0.9.2 0.10.2'",
+        ("{bin}/python tests/library_versions.py jax build/jax {args}",),
+        args="0.8.0 0.8.3 0.9.2 0.10.2",
     ),
     "debian": Part(
         "the demo and the quick tests in minimal Debian 12 and 13 (root, debootstrap): 30 minutes",
