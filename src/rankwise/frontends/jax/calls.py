@@ -35,6 +35,8 @@ class What(IntEnum):
     REDUCE_SCATTER = 4
     ALL_TO_ALL = 5
     SENDRECV = 6
+    NOTHING = 7
+    """For measurements: the floor, which all the others stand on."""
 
 
 class Call(NamedTuple):
@@ -112,7 +114,7 @@ def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     token = ctx.tokens_in.get(ORDERED)
     several = not hasattr(token, "type")  # before JAX 0.9 a sequence of one
     inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
-    in_place = call.what in (What.BROADCAST, What.ALL_REDUCE)
+    in_place = call.what in (What.BROADCAST, What.ALL_REDUCE, What.NOTHING)
     rule = jax.ffi.ffi_lowering(
         library.TARGET,
         has_side_effect=True,

@@ -18,19 +18,18 @@ import jaxlib
 from rankwise.system.library import get_include, get_library
 
 SOURCE = Path(__file__).with_name("calls.cpp")
-TARGET, FLOOR = "rankwise_call", "rankwise_nothing"
-"""Their names in XLA: the calls, and one that does nothing."""
+TARGET = "rankwise_call"
+"""Its name in XLA."""
 
 
 @lru_cache(1)
 def register() -> None:
-    """Make the names known to XLA.
+    """Make the name known to XLA.
 
     Raises RuntimeError if there is no C++ compiler, or if it fails.
     """
-    library = ctypes.CDLL(str(_compiled()))
-    for name, function in ((TARGET, library.rankwise_jax_call), (FLOOR, library.rankwise_jax_nothing)):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
+    function = ctypes.CDLL(str(_compiled())).rankwise_jax_call
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function), platform="cpu")
 
 
 def _compiled() -> Path:
