@@ -6,8 +6,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 
+#include "base/text.hpp"
 #include "failure/watchdog.hpp"
 #include "report.hpp"
 #include "site.hpp"
@@ -65,8 +65,8 @@ std::string stripped(const std::string& text) {
 std::vector<std::pair<std::string, std::string>> pairs(const char* name, const char* expected) {
     std::vector<std::pair<std::string, std::string>> all;
     const std::string text = variable(name);
-    std::istringstream parts(text);
-    for (std::string part; std::getline(parts, part, ',');) {
+    for (const std::string_view given : parts(text, ",")) {
+        const std::string part(given);
         if (stripped(part).empty()) continue;
         const size_t equals = std::min(part.find('='), part.size());
         all.emplace_back(stripped(part.substr(0, equals)), stripped(part.substr(std::min(equals + 1, part.size()))));
