@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rankwise.contract.work import Work
 from rankwise.group.group import Group
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_device_memory import IN_PLACE, OPERATIONS, contents
+from test_device_memory import OPERATIONS, check_operation, contents
 
 Make = Callable[[Any], Any]
 
@@ -41,28 +42,6 @@ def libraries() -> dict[str, Make]:
 
 def host(x: Any) -> np.ndarray[Any, Any]:
     return x.cpu().numpy() if isinstance(x, torch.Tensor) else x.get()
-
-
-def operation(group: Group, name: str, make: Make) -> None:
-    """Blocking and started, with the library's result and with the caller's."""
-    call, expected = OPERATIONS[name]
-    n, me = group.world_size, group.rank
-    want = expected([contents(rank) for rank in range(n)], me, n)
-    for async_op in (False, True):
-        for own_out in (False,) if name in IN_PLACE else (False, True):
-            x = make(contents(me))
-            options: dict[str, Any] = {"async_op": async_op}
-            if own_out and want is not None:
-                options["out"] = make(np.zeros(want.shape, np.float32))
-            got = call(group, x, **options)
-            if async_op:
-                assert isinstance(got, Work)
-                got = got.wait()
-            if want is None:
-                assert got is None
-                continue
-            assert type(got) is type(x), f"{type(got)}, not {type(x)}"
-            assert host(got).tobytes() == np.ascontiguousarray(want, np.float32).tobytes(), f"{host(got)}, not {want}"
 
 
 def messages(group: Group, make: Make) -> None:
@@ -161,10 +140,10 @@ def main() -> int:
         for library, make in libraries().items():
             for name in OPERATIONS:
                 if group.world_size > 1:
-                    everything.append((f"{name} of {library}", lambda n=name, m=make: operation(group, n, m)))
-            everything.append((f"messages of {library}", lambda m=make: messages(group, m)))
+                    everything.append((f"{name} of {library}", partial(check_operation, group, name, make, host)))
+            everything.append((f"messages of {library}", partial(messages, group, make)))
         for part in (dtypes, streams, training, split, large):
-            everything.append((part.__name__, lambda p=part: p(group, of_torch)))
+            everything.append((part.__name__, partial(part, group, of_torch)))
         for name, run in everything:
             error = ""
             try:

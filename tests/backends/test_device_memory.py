@@ -68,37 +68,42 @@ def host(x: Any) -> Any:
     return x.get() if isinstance(x, CudaArray) else np.asarray(x.as_subclass(torch.Tensor))
 
 
+def check_operation(group: Group, name: str, make: Make, host: Callable[[Any], Any]) -> None:
+    """Blocking and started, with the library's result and with the caller's. host: an array's contents."""
+    call, expected = OPERATIONS[name]
+    n, me = group.world_size, group.rank
+    want = expected([contents(rank) for rank in range(n)], me, n)
+    for async_op in (False, True):
+        for own_out in (False,) if name in IN_PLACE else (False, True):
+            x = make(contents(me))
+            options: dict[str, Any] = {"async_op": async_op}
+            if own_out and want is not None:
+                options["out"] = make(np.zeros(want.shape, np.float32))
+            got = call(group, x, **options)
+            if async_op:
+                assert isinstance(got, Work)
+                got = got.wait()
+            if want is None:
+                assert got is None
+                continue
+            assert type(got) is type(x)
+            assert host(got).tobytes() == np.ascontiguousarray(want, np.float32).tobytes()
+            if own_out:
+                assert got is options["out"]
+            if name in IN_PLACE:
+                assert got is x
+
+
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("make", [CudaArray, cuda_tensor], ids=["cupy", "torch"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_takes_device_memory(name: str, make: Make, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results are on the device too, also for started operations and with out=."""
     pretend_cuda(monkeypatch)
-    call, expected = OPERATIONS[name]
     calls: list[Any] = []
 
     def body(group: Group) -> None:
-        me = group.rank
-        want = expected([contents(rank) for rank in range(n)], me, n)
-        for async_op in (False, True):
-            for own_out in (False,) if name in IN_PLACE else (False, True):
-                x = make(contents(me))
-                options: dict[str, Any] = {"async_op": async_op}
-                if own_out and want is not None:
-                    options["out"] = make(np.zeros(want.shape, np.float32))
-                got = call(group, x, **options)
-                if async_op:
-                    assert isinstance(got, Work)
-                    got = got.wait()
-                if want is None:
-                    assert got is None
-                    continue
-                assert type(got) is type(x)
-                assert host(got).tobytes() == np.ascontiguousarray(want, np.float32).tobytes()
-                if own_out:
-                    assert got is options["out"]
-                if name in IN_PLACE:
-                    assert got is x
+        check_operation(group, name, make, host)
 
     run_ranks(n, body, backend=doubled(n, everywhere=True, calls=calls))
     if name in ("all_reduce", "all_gather"):
