@@ -112,7 +112,6 @@ def _result(*operands: Any, call: Call) -> tuple[list[Any], set[effects.Effect]]
 
 def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     token = ctx.tokens_in.get(ORDERED)
-    several = not hasattr(token, "type")  # before JAX 0.9 a sequence of one
     inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
     in_place = call.what in (What.BROADCAST, What.ALL_REDUCE, What.NOTHING)
     rule = jax.ffi.ffi_lowering(
@@ -126,10 +125,8 @@ def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     numbers = {"what": call.what, "handle": call.group.handle, "op": call.op, "peer": call.peer}
     numbers |= {"source": call.source, "tag": call.tag, "line": line}
     attributes = {name: np.int64(number) for name, number in numbers.items()}
-    *results, token = rule(
-        inner, *operands, *(token if several else [token]), **attributes, file=file, function=function
-    )
-    ctx.set_tokens_out(mlir.TokenSet({ORDERED: (token,) if several else token}))
+    *results, token = rule(inner, *operands, token, **attributes, file=file, function=function)
+    ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
     return list(results)
 
 
