@@ -136,7 +136,7 @@ Settings settings(int world_size) {
     return all;
 }
 
-// The number of ranks that another launcher has started; 1 if there is none.
+// Throws Unsupported if another launcher has started several ranks.
 void refuse_other_launchers() {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
         if (const std::string text = variable(name); std::atoi(text.c_str()) > 1)

@@ -1,4 +1,4 @@
-"""What the launcher tells ranks that are compiled programs besides: they read no tuning file, since that is JSON."""
+"""A variable for ranks that are compiled programs: the tuning file's thresholds, since they cannot read its JSON."""
 
 from __future__ import annotations
 

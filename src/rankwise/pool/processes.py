@@ -110,9 +110,8 @@ class Processes:
         self._deaths = [0] * n  # of replacements that were not ready, in a row
         self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
         self._news = threading.Condition()  # of _lost
-        self._gone: list[
-            socket.socket
-        ] = []  # of lost ranks; a call, or a thread that receives, may still wait for them
+        # Of lost ranks; a call, or a thread that receives, may still wait for them.
+        self._gone: list[socket.socket] = []
         self._receivers = 0  # threads that receive the answers to tasks, besides the pool's
         self._places = _Place("stdout"), _Place("stderr")
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
