@@ -171,6 +171,14 @@ PARTS = {
         ("{bin}/python tests/debian.py build/debian bookworm trixie {args}",),
         (),
     ),
+    "free-threaded": Part(
+        "the tests on a Python without a GIL, which is built if none is installed, then threads with ThreadSanitizer:"
+        " 30 minutes",
+        (
+            "{bin}/python tests/free_threaded.py build/free-threaded {args}",
+            "{bin}/python tests/free_threaded.py build/free-threaded --tsan",
+        ),
+    ),
     "aarch64": Part(
         "the core for 64-bit ARM, built with a cross compiler and run under qemu: 8 minutes",
         (

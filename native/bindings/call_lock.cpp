@@ -30,7 +30,7 @@ public:
         const Inside inside(*this);
         if (refuses_) raise(refused_(comm));
         ++sequence_;
-        call_ = nb::borrow(call);
+        set_call(nb::borrow(call));
         inside_ = true;
         PyObject* result = acquiring_gil([&] { return PyObject_Call(move.ptr(), args.ptr(), nullptr); });
         if (!result) {
@@ -63,7 +63,10 @@ public:
         return true;
     }
     bool held() const { return lock_->owner.load() == std::this_thread::get_id(); }
-    nb::object call() const { return call_; }
+    nb::object call() {
+        const nb::ft_lock_guard lock(call_mutex_);
+        return call_;
+    }
     bool inside() const { return inside_; }
     uint64_t sequence() const { return sequence_; }
     bool refuses() const { return refuses_; }
@@ -84,14 +87,19 @@ private:
         }
         Inside(const Inside&) = delete;
     };
+    void set_call(nb::object call) {
+        const nb::ft_lock_guard lock(call_mutex_);
+        std::swap(call_, call);  // the former one is released without the lock
+    }
     static constexpr std::chrono::duration<double> kCheckEvery = 50ms;  // between two checks for Ctrl-C
 
     std::shared_ptr<Lock> lock_;
     nb::object refused_, failing_;
-    bool refuses_ = false;
+    nb::ft_mutex call_mutex_;
     nb::object call_ = nb::make_tuple("barrier");
-    bool inside_ = false;
-    uint64_t sequence_ = 0;
+    // Other threads ask for these.
+    std::atomic<bool> refuses_ = false, inside_ = false;
+    std::atomic<uint64_t> sequence_ = 0;
 };
 
 }  // namespace

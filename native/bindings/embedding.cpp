@@ -7,17 +7,18 @@
 
 #include "bindings.hpp"
 #include "capi/site.hpp"
+#include "once.hpp"
 
 namespace {
 
 // The folder of this package's Python files, with a trailing slash.
 const std::string& package() {
-    static const std::string folder = [] {
+    static Once<std::string> folder;
+    return folder.get([] {
         const std::string file =
             nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
         return file.substr(0, file.rfind("contract"));
-    }();
-    return folder;
+    });
 }
 
 // A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.

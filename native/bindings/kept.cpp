@@ -1,6 +1,7 @@
 #include "kept.hpp"
 
 #include <mutex>
+#include <utility>
 
 namespace {
 
@@ -25,7 +26,15 @@ int release_unwanted(void*) {
 // it later.
 Kept::~Kept() {
     if (!object_ || !nb::is_alive()) return;
-    std::lock_guard lock(mutex);
-    unwanted.push_back(object_);
-    if (!announced) announced = Py_AddPendingCall(&release_unwanted, nullptr) == 0;
+    bool announce;
+    {
+        std::lock_guard lock(mutex);
+        unwanted.push_back(object_);
+        announce = !std::exchange(announced, true);
+    }
+    // Not with the lock: this call may wait for Python's other threads.
+    if (announce && Py_AddPendingCall(&release_unwanted, nullptr) != 0) {
+        std::lock_guard lock(mutex);
+        announced = false;  // the next one tries again
+    }
 }

@@ -144,15 +144,17 @@ std::optional<SourceTagBytes> message_of(const RequestHandle& r) {
 }  // namespace
 
 void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
+    const nb::lock_self locked;
     nb::class_<RequestHandle>(m, "Request", "A send or receive.", nb::is_weak_referenceable())
-        .def("wait", &RequestHandle::wait, nb::arg("timeout").none() = nb::none())
-        .def("_settle", &RequestHandle::settle, nb::arg("timeout"))
+        .def("wait", &RequestHandle::wait, nb::arg("timeout").none() = nb::none(), locked)
+        .def("_settle", &RequestHandle::settle, nb::arg("timeout"), locked)
         .def("_await_any", &await_any, nb::arg("works"), nb::arg("timeout"))
-        .def("done", &RequestHandle::done)
-        .def("cancel", &RequestHandle::cancel)
-        .def("memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); })
+        .def("done", &RequestHandle::done, locked)
+        .def("cancel", &RequestHandle::cancel, locked)
+        .def(
+            "memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); }, locked)
         .def("__repr__", &RequestHandle::repr)
-        .def_rw("started", &RequestHandle::started)
+        .def_rw("started", &RequestHandle::started, locked)
         .def_prop_ro("waited", [](const RequestHandle& r) { return r->raised(); })
         .def_prop_ro("source", &of_message<&Request::source>)
         .def_prop_ro("tag", &of_message<&Request::tag>)

@@ -1,5 +1,6 @@
 #include "numpy_arrays.hpp"
 
+#include <atomic>
 #include <cstring>
 
 using namespace rankwise;
@@ -7,11 +8,13 @@ using namespace rankwise;
 namespace {
 
 PyTypeObject* ndarray_type() {
-    static PyTypeObject* type = nullptr;
+    static std::atomic<PyTypeObject*> known{nullptr};
+    PyTypeObject* type = known.load(std::memory_order_relaxed);
     if (!type) {
         nb::object numpy = nb::borrow(PyDict_GetItemString(PyImport_GetModuleDict(), "numpy"));
         if (numpy.is_valid() && nb::hasattr(numpy, "ndarray"))
             type = reinterpret_cast<PyTypeObject*>(nb::object(numpy.attr("ndarray")).release().ptr());
+        known.store(type, std::memory_order_relaxed);  // the same type in every thread
     }
     return type;
 }

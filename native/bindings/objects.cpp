@@ -1,6 +1,7 @@
 // Python objects: those of basic types in one call, and the first step of each collective on objects.
 #include "collectives/tuning.hpp"
 #include "messages.hpp"
+#include "once.hpp"
 #include "plain_pickle.hpp"
 
 using namespace rankwise;
@@ -29,11 +30,11 @@ nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
 struct Pickle {
     nb::object dumps, loads, protocol = nb::int_(5);
     static const Pickle& get() {
-        static const Pickle* const pickle = [] {
+        static Once<Pickle> pickle;
+        return pickle.get([] {
             const nb::module_ module = nb::module_::import_("pickle");
-            return new Pickle{module.attr("dumps"), module.attr("loads")};
-        }();
-        return *pickle;
+            return Pickle{module.attr("dumps"), module.attr("loads")};
+        });
     }
     nb::bytes dump(nb::handle object) const {
         PyObject* const args[] = {object.ptr(), protocol.ptr()};
@@ -248,7 +249,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     if (src == c.rank()) {
         if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
         uint64_t longest = 0;
-        for (nb::handle object : nb::borrow<nb::list>(objects)) {
+        for (nb::handle object : nb::tuple(nb::borrow<nb::list>(objects))) {  // another thread may change the list
             if (!is_basic(object)) return not_implemented();
             const nb::bytes stream = Pickle::get().dump(object);
             longest = std::max(longest, uint64_t(stream.size()));

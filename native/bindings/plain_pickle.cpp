@@ -327,6 +327,27 @@ bool obviously_basic(std::string_view rest) {
 
 // ---- objects for which pickle needs no constructor ----
 
+bool basic(PyObject* object, int depth, int& left);
+
+// Without a GIL another thread may change the container meanwhile, so its values are kept while they are looked at.
+bool basic_dict(PyObject* object, int depth, int& left) {
+    const nb::ft_object_guard locked{nb::handle(object)};
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value);) {
+        const nb::object kept_key = nb::borrow(key), kept_value = nb::borrow(value);
+        if (!basic(key, depth, left) || !basic(value, depth, left)) return false;
+    }
+    return true;
+}
+bool basic_list(PyObject* object, int depth, int& left) {
+    const nb::ft_object_guard locked{nb::handle(object)};
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
+        const nb::object kept = nb::borrow(PyList_GET_ITEM(object, i));
+        if (!basic(kept.ptr(), depth, left)) return false;
+    }
+    return true;
+}
+
 // left: how many more values may be looked at.
 bool basic(PyObject* object, int depth, int& left) {
     const PyTypeObject* type = Py_TYPE(object);
@@ -335,15 +356,11 @@ bool basic(PyObject* object, int depth, int& left) {
         type == &PyBool_Type || type == &PyBytes_Type)
         return true;
     if (depth == kMaxDepth) return false;
-    if (type == &PyDict_Type) {
-        PyObject *key, *value;
-        for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value);)
-            if (!basic(key, depth + 1, left) || !basic(value, depth + 1, left)) return false;
-        return true;
-    }
-    if (type != &PyList_Type && type != &PyTuple_Type) return false;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i)
-        if (!basic(PySequence_Fast_GET_ITEM(object, i), depth + 1, left)) return false;
+    if (type == &PyDict_Type) return basic_dict(object, depth + 1, left);
+    if (type == &PyList_Type) return basic_list(object, depth + 1, left);
+    if (type != &PyTuple_Type) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i)
+        if (!basic(PyTuple_GET_ITEM(object, i), depth + 1, left)) return false;
     return true;
 }
 

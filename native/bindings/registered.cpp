@@ -102,7 +102,10 @@ private:
 
 constexpr const char* kCapsule = "mem_handler";  // the name that NEP 49 requires
 
+nb::ft_mutex importing;  // of the array that NumPy's header reads
+
 void import_numpy() {
+    const nb::ft_lock_guard lock(importing);
     if (!PyArray_API && _import_array() < 0) nb::raise_python_error();
 }
 

@@ -6,6 +6,8 @@
 //
 // If Python loses it while it is pending, perhaps because a signal handler raises before the caller has it, the message
 // is cancelled; once it is `started`, it goes on instead, and its memory stays alive.
+//
+// One thread at a time is in its methods (nb::lock_self), but for those that wait, as with the GIL.
 class RequestHandle {
 public:
     // memory: owns the memory that the engine uses. If it is None, the caller keeps the memory alive, and the request

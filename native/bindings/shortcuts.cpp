@@ -3,6 +3,7 @@
 // general path, which also reports errors. C is the engine's Comm or a PythonCommunicator.
 #include "shortcuts.hpp"
 
+#include <array>
 #include <cstring>
 #include <functional>
 #include <type_traits>
@@ -20,15 +21,11 @@ struct OpName {
     ReduceOp op;
 };
 
+std::array<OpName, 5> op_names;  // made when the module is imported
+
 const OpName* op_named(nb::handle name_) {
-    static const std::vector<OpName> names = [] {
-        std::vector<OpName> result;
-        for (auto op : {ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD})
-            result.push_back({PyUnicode_InternFromString(name(op)), op});
-        return result;
-    }();
     if (!PyUnicode_CheckExact(name_.ptr())) return nullptr;
-    for (const OpName& known : names)
+    for (const OpName& known : op_names)
         if (known.text == name_.ptr() || PyUnicode_Compare(known.text, name_.ptr()) == 0) return &known;
     return nullptr;
 }
@@ -369,6 +366,8 @@ template <class C> void define(nb::class_<C>& comm) {
 }  // namespace
 
 void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
+    const std::array common{ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD};
+    for (size_t i = 0; i < op_names.size(); ++i) op_names[i] = {PyUnicode_InternFromString(name(common[i])), common[i]};
     const auto define_scatter = [](auto& c, auto&& function) {
         c.def("scatter_array", function, nb::arg("x").none(), nb::arg("src").none(), nb::arg("out").none(),
               nb::arg("rest"));

@@ -84,8 +84,8 @@ std::function<void()> python_task(nb::callable function) {
 
 void bind_streams(nb::module_& m) {
     nb::class_<TaskHandle>(m, "Task", "A task of a stream.")
-        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none())
-        .def("done", &task_done);
+        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none(), nb::lock_self())
+        .def("done", &task_done, nb::lock_self());
     nb::class_<HostStream>(m, "HostStream", "An ordered queue of the program's own work, run by a thread.")
         .def_static("create", [] { return HostStream::create(python()); })
         .def_prop_ro("handle", &HostStream::handle)

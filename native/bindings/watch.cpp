@@ -67,6 +67,7 @@ private:
 
 // What this process records. It is never deleted: threads use it until the process has ended.
 struct Watch {
+    nb::ft_mutex mutex;  // held to use the writer and the sites, as the GIL is where there is one
     std::unique_ptr<CallWriter> writer;
     CallSites sites;
     PyObject* in_place = nullptr;                           // MPI.IN_PLACE
@@ -113,10 +114,7 @@ int32_t number_of(PyObject* object, int32_t missing) {
     return int32_t(value);
 }
 
-PyObject* comm_attribute() {
-    static PyObject* const name = PyUnicode_InternFromString("_watched");
-    return name;
-}
+PyObject* comm_attribute = nullptr;  // "_watched"; made when the module is imported
 
 // A function of another library that records its calls. It is a method descriptor: obj.method(x) calls it with obj and
 // x without an object for the bound method.
@@ -138,7 +136,7 @@ Recorded record(const Function& f, PyObject* const* args, size_t n, PyObject* ke
     if (!watch || n == 0) return {};
     uint32_t comm = 0;
     const CallNames::Operation& operation = watch->writer->names().operations[f.operation];
-    PyObject* const index = PyObject_GetAttr(args[0], comm_attribute());
+    PyObject* const index = PyObject_GetAttr(args[0], comm_attribute);
     if (index) {
         comm = uint32_t(PyLong_AsUnsignedLong(index));
         Py_DECREF(index);
@@ -163,8 +161,15 @@ Recorded record(const Function& f, PyObject* const* args, size_t n, PyObject* ke
     }
     if (operation.message) size.amount = kUnknownAmount;
     if (f.tag.position >= 0) size.amount = uint64_t(int64_t(number_of(f.tag.in(args, n, keywords), any ? -1 : 0)));
+    const nb::ft_lock_guard lock(watch->mutex);
     const uint32_t site = watch->sites.find(*watch->writer);
     return {watch->writer->begin(comm, kind, size.amount, site, size.bytes), true};
+}
+
+void end(const CallWriter::Begun& begun, bool failed) {
+    if (!watch) return;
+    const nb::ft_lock_guard lock(watch->mutex);
+    watch->writer->end(begun, failed);
 }
 
 PyObject* call_function(PyObject* self, PyObject* const* args, size_t flags, PyObject* keywords) {
@@ -173,7 +178,7 @@ PyObject* call_function(PyObject* self, PyObject* const* args, size_t flags, PyO
     const Recorded recorded = record(f, args, n, keywords);
     const bool drop = !f.takes_self && n > 0;
     PyObject* result = PyObject_Vectorcall(f.function, args + drop, n - drop, keywords);
-    if (recorded.active && watch) watch->writer->end(recorded.begun, !result);
+    if (recorded.active) end(recorded.begun, !result);
     if (result && f.convert) {
         PyObject* const converted = PyObject_CallOneArg(f.convert, result);
         Py_DECREF(result);
@@ -266,6 +271,8 @@ void start(std::shared_ptr<Segment> segment, int rank, int number, int world_siz
 
 void bind_watch(nb::module_& m) {
     nb::module_ w = m.def_submodule("watch", "Watching the calls that a program makes to another library.");
+    comm_attribute = PyUnicode_InternFromString("_watched");
+    function_type();
     w.def("start", &start, nb::arg("segment"), nb::arg("rank"), nb::arg("number"), nb::arg("world_size"),
           nb::arg("operations"), nb::arg("reductions"), nb::arg("timeout"), nb::arg("abort"), nb::arg("dump"),
           nb::arg("signal"));
@@ -275,12 +282,16 @@ void bind_watch(nb::module_& m) {
     w.def(
         "add_comm",
         [](uint64_t id, const std::string& name, bool deferred) {
-            return watch ? watch->writer->add_comm(id, name, deferred) : 0;
+            if (!watch) return uint32_t(0);
+            const nb::ft_lock_guard lock(watch->mutex);
+            return watch->writer->add_comm(id, name, deferred);
         },
         nb::arg("id"), nb::arg("name"), nb::arg("deferred") = false);
     w.def("failure", [](const Segment& segment) { return why_ended(segment); }, nb::arg("segment"));
     w.def("remove_comm", [](uint32_t index) {
-        if (watch) watch->writer->remove_comm(index);
+        if (!watch) return;
+        const nb::ft_lock_guard lock(watch->mutex);
+        watch->writer->remove_comm(index);
     });
     w.def("check", [] {
         if (!watch) return;
@@ -304,6 +315,7 @@ void bind_watch(nb::module_& m) {
             if (!watch) return {0, 0};
             const CallKind kind{uint16_t(operation), uint8_t(dtype), uint8_t(reduction), root};
             const uint64_t bytes = amount && dtype < kDTypes ? *amount * itemsize(DType(dtype)) : 0;
+            const nb::ft_lock_guard lock(watch->mutex);
             const uint32_t line = site.empty() ? watch->sites.find(*watch->writer) : watch->writer->add_site(site);
             const auto begun = watch->writer->begin(comm, kind, amount.value_or(kUnknownAmount), line, bytes);
             return {reinterpret_cast<uint64_t>(begun.call), reinterpret_cast<uint64_t>(begun.entry)};
@@ -311,8 +323,6 @@ void bind_watch(nb::module_& m) {
         nb::arg("comm"), nb::arg("operation"), nb::arg("root") = 0, nb::arg("reduction") = kNone,
         nb::arg("dtype") = kNone, nb::arg("amount").none() = nb::none(), nb::arg("site") = "");
     w.def("end", [](std::pair<uint64_t, uint64_t> begun, bool failed) {
-        if (watch)
-            watch->writer->end(
-                {reinterpret_cast<WatchedCall*>(begun.first), reinterpret_cast<TraceEntry*>(begun.second)}, failed);
+        end({reinterpret_cast<WatchedCall*>(begun.first), reinterpret_cast<TraceEntry*>(begun.second)}, failed);
     });
 }

@@ -119,3 +119,59 @@ def test_one_group_closed_under_eight_threads() -> None:
         together([use] * THREADS + [close])
 
     run_ranks(2, rank, timeout=SOON)
+
+
+def test_threads_that_share_a_work() -> None:
+    """Whoever waits, asks or cancels first: each message is received once, and every thread sees the same."""
+
+    def rank(group: Group) -> None:
+        peer = group.rank ^ 1
+        for turn in range(40):
+            x = np.zeros(1 + 4000 * (turn % 2))
+            receiving = group.irecv(x, peer, tag=turn)
+            sending = group.isend(np.full(x.shape, float(turn)), peer, tag=turn)
+
+            def wait(work: rw.Work[np.ndarray] = receiving, turn: int = turn) -> None:
+                assert (work.wait(SOON) == turn).all()
+                assert work.done()
+
+            def ask(work: rw.Work[np.ndarray] = receiving) -> None:
+                while not work.done():
+                    pass
+
+            together([wait, wait, ask, partial(sending.wait, SOON)])
+
+    run_ranks(2, rank, backend="threads", timeout=SOON)
+
+
+def test_objects_that_change_while_they_are_sent() -> None:
+    """What arrives is what the object was at some time, or the sender gets an error; nothing crashes."""
+
+    def rank(group: Group) -> None:
+        peer, changing, over = group.rank ^ 1, {"a": [1, 2], "b": [[3]]}, threading.Event()
+
+        def change() -> None:
+            for turn in range(100_000):
+                if over.is_set():
+                    return
+                changing["a"].append(turn)
+                changing[str(turn % 7)] = [[turn]] * (turn % 5)
+                if len(changing["a"]) > 20:
+                    changing["a"].clear()
+                    changing.pop("3", None)
+
+        def send() -> None:
+            try:
+                for _ in range(200):
+                    try:
+                        sending = group.isend_object(changing, peer)
+                    except RuntimeError:  # pickle's: "dictionary changed size during iteration"
+                        sending = group.isend_object({}, peer)
+                    assert isinstance(group.recv_object(peer), dict)
+                    sending.wait(SOON)
+            finally:
+                over.set()
+
+        together([send, change])
+
+    run_ranks(2, rank, backend="threads", timeout=SOON)

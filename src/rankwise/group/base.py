@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
+from rankwise.system.once import once
 
 T = TypeVar("T")
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -55,7 +56,7 @@ class GroupBase:
         self.arrivals = self._queue or self._shortcuts
         """What has recv_any_plain, recv_object_plain and send_object_plain: that queue, or the shortcuts."""
 
-    @cached_property
+    @once
     def _sent(self) -> ArrayWork[None]:
         """The Work of every send that was complete when it had started: most short ones."""
         work: ArrayWork[None] = ArrayWork(Completed(), nothing, self.pending)

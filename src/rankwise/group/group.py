@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn, overload
 
@@ -31,6 +30,7 @@ from rankwise.group.sharing import Sharing
 from rankwise.group.streams import GroupStream
 from rankwise.group.vector import VectorCollectives
 from rankwise.system.membership import LEFT_OUT, MEMBER, Membership
+from rankwise.system.once import once
 
 
 @public
@@ -148,7 +148,7 @@ class Group(
     def timeout(self, seconds: float) -> None:
         self.comm.timeout = check_timeout(seconds)
 
-    @cached_property
+    @once
     def stream(self) -> GroupStream:
         """The stream of the group's asynchronous operations. It can wait for other streams, and they for it.
 

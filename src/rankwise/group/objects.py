@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +16,7 @@ from rankwise.group.base import GroupBase
 from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.first_blocks import FirstBlocks
 from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
+from rankwise.system.once import once
 
 
 class ObjectCollectives(GroupBase):
@@ -36,7 +37,7 @@ class ObjectCollectives(GroupBase):
     it contains the data that earlier work on streams has stored in it.
     """
 
-    @cached_property
+    @once
     def _first_blocks(self) -> FirstBlocks:
         return FirstBlocks(self.comm)
 

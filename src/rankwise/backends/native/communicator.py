@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.system import topology, tuning_file
+from rankwise.system.once import once
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class EngineCommunicator(OpenCommunicator):
     def handle(self) -> int:
         return self._lent.address
 
-    @cached_property
+    @once
     def _lent(self) -> _native.Handle:
         return self._comm.lend()
 

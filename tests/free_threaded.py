@@ -1,0 +1,179 @@
+"""The tests on a Python without a GIL: `make test-all PART=free-threaded`.
+
+    python tests/free_threaded.py FOLDER [--tsan] [ARGUMENT...]
+
+The arguments are pytest's. --tsan: the stress tests of threads with ThreadSanitizer, in the bindings and in CPython.
+
+It takes python3.14t or python3.13t if one is installed; else it builds CPython from Debian's source package, once, in
+FOLDER; with ThreadSanitizer in any case. rankwise is then built in FOLDER and tested there, without
+the packages that have no wheel for that Python. The last line says that the GIL stayed off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = str(len(os.sched_getaffinity(0)))
+NAMES = ("python3.14t", "python3.13t")
+RELEASE, PACKAGE = "trixie", "python3.13"  # of Debian
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+MIRROR = "http://deb.debian.org/debian"
+NEEDS = [
+    "numpy",
+    "ml_dtypes",
+    "nanobind",
+    "cmake",
+    "ninja",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "pytest-repeat",
+    "pytest-random-order",
+    "hypothesis",
+    "cloudpickle",
+    "rich",
+]
+TESTS = [
+    "tests/arrays",
+    "tests/backends/native",
+    "tests/backends/test_threads.py",
+    "tests/capi",
+    "tests/conformance",
+    "tests/contract",
+    "tests/elastic",
+    "tests/faults",
+    "tests/group",
+    "tests/launch",
+    "tests/meeting",
+    "tests/overlap",
+    "tests/pool",
+    "tests/properties",
+    "tests/system",
+    "tests/wrappers",
+    "tests/test_initialize.py",
+]
+UNDER_TSAN = ["tests/stress/test_threads.py"]
+
+
+def run(*command: object, where: Path = ROOT, **environment: str) -> None:
+    """Run a command; if it fails, show the end of its output and exit."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=where,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout[-4000:]}\n{' '.join(map(str, command))}: exit status {done.returncode}")
+
+
+def source(folder: Path) -> Path:
+    """CPython's source, from Debian's package."""
+    found = sorted(folder.glob("Python-3*"))
+    if found:
+        return found[0]
+    if not shutil.which("apt-get") or not Path(KEYRING).exists():
+        sys.exit(f"no {' or '.join(NAMES)} is installed, and to build one this needs apt-get and {KEYRING}")
+    print(f"== The source of {PACKAGE} from Debian {RELEASE}", flush=True)
+    for name in ("lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    sources = folder / "sources.list"
+    sources.write_text(f"deb-src [signed-by={KEYRING}] {MIRROR} {RELEASE} main\n")
+    options = {
+        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": folder / "lists",
+        "Dir::Cache": folder / "cache",
+        "APT::Sandbox::User": "root",
+    }
+    apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+    run(*apt, "update", where=folder)
+    run(*apt, "source", "--download-only", PACKAGE, where=folder)
+    run("tar", "xf", next(folder.glob("*.orig.tar.xz")), where=folder)
+    return next(folder.glob("Python-3*"))
+
+
+def interpreter(folder: Path, tsan: bool) -> Path:
+    """A Python without a GIL: one that is installed, or that this builds."""
+    installed = next(filter(None, map(shutil.which, NAMES)), None)
+    if installed and not tsan:
+        return Path(installed)
+    prefix = folder / ("python-tsan" if tsan else "python")
+    made = prefix / "bin/python3"
+    if not made.exists():
+        tree = folder / f"{prefix.name}-build"
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(source(folder), tree, symlinks=True)
+        print(f"== Building CPython in {prefix}: some minutes", flush=True)
+        options = ["--disable-gil", "--disable-test-modules", *(["--with-thread-sanitizer"] if tsan else [])]
+        run("./configure", "-q", f"--prefix={prefix}", *options, where=tree)
+        run("make", "-s", "-j", JOBS, where=tree, TSAN_OPTIONS="report_bugs=0")
+        run("make", "-s", "install", where=tree, TSAN_OPTIONS="report_bugs=0")
+        shutil.rmtree(tree)
+    return made
+
+
+def environment(folder: Path, python: Path, tsan: bool) -> Path:
+    """The Python of a virtual environment with what the tests need, as wheels."""
+    venv = folder / ("env-tsan" if tsan else "env")
+    if not (venv / ".made").exists():
+        quiet = {"TSAN_OPTIONS": "report_bugs=0"}
+        run(python, "-m", "venv", "--clear", venv, **quiet)
+        pip = (venv / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        run(*pip, "--only-binary", ":all:", *NEEDS, **quiet)
+        (venv / ".made").touch()
+    return venv / "bin/python"
+
+
+def build(folder: Path, python: Path, tsan: bool) -> Path:
+    """The folder in which rankwise, built for this Python, can be imported."""
+    tree = folder / ("rankwise-tsan" if tsan else "rankwise")
+    site = tree / "site"
+    print(f"== Building rankwise in {tree}", flush=True)
+    path = f"{python.parent}:{os.environ['PATH']}"
+    sanitize = ["-DRANKWISE_SANITIZE=thread"] if tsan else []
+    quiet = {"TSAN_OPTIONS": "report_bugs=0", "PATH": path}
+    run("cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", f"-DPython_EXECUTABLE={python}", *sanitize, **quiet)
+    run("cmake", "--build", tree, "-j", JOBS, **quiet)
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(ROOT / "src/rankwise", site / "rankwise")
+    run("cmake", "--install", tree, "--prefix", site, **quiet)
+    return site
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=lambda text: Path(text).resolve(), help="where everything is built and kept")
+    parser.add_argument("--tsan", action="store_true", help="a stress program with ThreadSanitizer, instead of pytest")
+    options, arguments = parser.parse_known_args()
+    folder, tsan = options.folder, options.tsan
+    folder.mkdir(parents=True, exist_ok=True)
+    base = interpreter(folder, tsan)
+    python = environment(folder, base, tsan)
+    os.environ["PYTHONPATH"] = str(build(folder, python, tsan))
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    if tsan:
+        suppressions = source(folder) / "Tools/tsan/suppressions_free_threading.txt"
+        os.environ["TSAN_OPTIONS"] = f"exitcode=66 suppressions={suppressions}"
+        command += ["-s", *UNDER_TSAN]
+    else:
+        command += ["-n", "3", "--dist", "loadfile", "--max-worker-restart", "0", *TESTS]
+    status = subprocess.run([*command, *arguments], cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
+    check = (
+        "import sys, rankwise, rankwise._native, rankwise._bench; assert not sys._is_gil_enabled(); print(sys.version)"
+    )
+    subprocess.run([python, "-c", check], check=True, env={**os.environ, "TSAN_OPTIONS": "report_bugs=0"})
+
+
+if __name__ == "__main__":
+    main()
