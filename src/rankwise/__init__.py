@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from rankwise.system.interpreter import refuse_subinterpreter
+
 TYPE_CHECKING = False  # the launcher does not import typing
 if TYPE_CHECKING:
     from typing import Any
@@ -219,6 +221,9 @@ _MODULES = {
 }
 _SUBMODULES = ("autograd", "elastic", "overlap", "testing", "trace")
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+refuse_subinterpreter()
 
 
 def _load(name: str) -> Any:
