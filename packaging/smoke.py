@@ -10,7 +10,9 @@ import ctypes
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
+from sysconfig import get_config_var
 
 import rankwise as rw
 from rankwise import _native
@@ -50,6 +52,9 @@ def main() -> None:
     assert library.rankwise_init_version(1, ctypes.byref(comm)) == 0  # a group of one rank, by the C API
     assert library.rankwise_world_size(comm) == 1
     assert os.listdir(rw.get_include()) == ["rankwise.h"]
+    if get_config_var("Py_GIL_DISABLED"):
+        import_module("rankwise._bench")
+        assert not getattr(sys, "_is_gil_enabled")(), "a module has turned the GIL on"
     for words in (["--version"], ["run", "--help"], ["doctor"]):
         subprocess.run([sys.executable, "-m", "rankwise", *words], check=True, capture_output=True, timeout=200)
     print(f"rankwise {version('rankwise')} works: {_native.__file__}, {os.uname().machine}")
