@@ -323,10 +323,24 @@ def error_of(failure: Failure) -> RankwiseError:
 report_failure: Callable[[Failure], object] | None = None
 """Called with each failure of a group. system/failure_report.py sets it if a launcher reads this process's reports."""
 
+latest_failure: object = None
+"""Another object after each failure that an error in this process was made of."""
+
 
 def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
+    global latest_failure
+    latest_failure = object()
     if report_failure is not None:
         report_failure(error.failure)
+
+
+def as_exception(rank: int, error: BaseException) -> Exception:
+    """The error of a call on a rank. Python's signals to end, such as SystemExit, end only that call."""
+    if isinstance(error, Exception):
+        return error
+    ended = RankwiseError(f"rank {rank} raised {type(error).__name__}{f': {error}' if str(error) else ''}")
+    ended.__cause__ = error.__cause__ or error
+    return ended
 
 
 def shown(value: object) -> str:

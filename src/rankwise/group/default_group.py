@@ -1,6 +1,7 @@
 """The default group of this process, or of a thread that is a rank of its own, as in `run_ranks`.
 
-Its operations are also functions of the module `rankwise`, whose __init__.py declares their types.
+Its operations are also functions of the module `rankwise`, whose __init__.py declares their types. Each thread has its
+own entry in `_of_threads`, which it alone changes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rankwise.group.group import Group
 from rankwise.group.guessed_names import wrong_call
 
 _of_process: Group | None = None
+_lock = threading.Lock()  # held while _of_process changes
 _of_threads: dict[int, Group | None] = {}  # of threads that are ranks of their own
 
 
@@ -41,14 +43,16 @@ def current() -> Group | None:
     if thread in _of_threads:
         _of_threads[thread] = group = _latest(_of_threads[thread])
         return group
-    _of_process = _latest(_of_process)
-    return _of_process
+    with _lock:
+        _of_process = _latest(_of_process)
+        return _of_process
 
 
 def set_for_process(group: Group) -> Group:
     """Make `group` the default group of all threads that are not ranks of their own; returns it."""
     global _of_process
-    _of_process = group
+    with _lock:
+        _of_process = group
     return group
 
 
@@ -58,20 +62,20 @@ def thread_is_rank() -> bool:
 
 
 @contextmanager
-def rank_of_this_thread(group: Group) -> Iterator[None]:
+def rank_of_this_thread(group: Group | None) -> Iterator[None]:
     """A context in which this thread is a rank of its own, as other threads of the process may be, and `group` is its
-    default group.
+    default group; None if it has none yet.
     """
     thread = threading.get_ident()
-    outer = _of_threads.get(thread)
+    within, outer = thread in _of_threads, _of_threads.get(thread)
     _of_threads[thread] = group
     try:
         yield
     finally:
-        if outer is None:
-            del _of_threads[thread]
-        else:
+        if within:
             _of_threads[thread] = outer
+        else:
+            del _of_threads[thread]
 
 
 def function_of(name: str) -> Callable[..., Any]:

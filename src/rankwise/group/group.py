@@ -25,6 +25,7 @@ from rankwise.group.p2p import PointToPoint
 from rankwise.group.persistent import PersistentOperations
 from rankwise.group.random_streams import RandomStreams
 from rankwise.group.recovery import Recovery
+from rankwise.group.related import Related
 from rankwise.group.scan import Scans
 from rankwise.group.sharing import Sharing
 from rankwise.group.streams import GroupStream
@@ -102,12 +103,14 @@ class Group(
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._is_job = parent is None
         """Whether it is the group of all ranks of the job, or what shrink and restore made of that."""
-        self._world: object = object() if parent is None else parent._world
+        self.related: Related = Related() if parent is None else parent.related
+        """This rank's groups that were made of each other, as this one was."""
         self.membership: Membership = membership or (Membership() if parent is None else parent.membership)
         """What this rank reports to its launcher about the other ranks of the world."""
         self.successor: Group | None = None
         """The group that `shrink` or `restore` made of this one, or None."""
         self._closed = False
+        self.related.add(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -359,7 +362,7 @@ class Group(
             [1, 0]
         """
         rank = self._rank(rank, "rank")
-        if other._world is not self._world:
+        if other.related is not self.related:
             raise ValueError(f"other: expected a group made from the same world as {self.name!r}, got {other!r}")
         found = self.ranks[rank]
         return other.ranks.index(found) if found in other.ranks else None

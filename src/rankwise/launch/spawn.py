@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.public import public
+from rankwise.contract.timeouts import check_timeout
+from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks
 from rankwise.launch.local import LocalJob
 from rankwise.launch.output import OutputMultiplexer
@@ -39,7 +41,9 @@ class RankTraceback(Exception):
 
 
 @public
-def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[T]:
+def spawn(
+    fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None, threads: bool = False, **kwargs: Any
+) -> list[T]:
     """Run `fn(*args, **kwargs)` on n new ranks of this host; return its results, by rank.
 
     Each rank is a new interpreter in which `rankwise.init()` finds its rank. fn, its arguments and its results are
@@ -54,9 +58,17 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     Args:
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300. It does not
             limit fn's own time.
+        threads: run fn on threads of this process instead, over the backend threads. Nothing is pickled: every rank
+            gets the same arguments and returns its own object, and fn may be any function. `rw.init()` and `rw.local`
+            are the thread's. When fn raises on a rank, operations of the group fail on the others; those that do
+            something else get a KeyboardInterrupt a second later, and so do all ranks after Ctrl-C. A thread cannot be
+            ended: spawn waits until all have ended their calls, after Ctrl-C for a few seconds, and a call in C such
+            as `time.sleep` then goes on in a daemon thread. A Python with a global interpreter lock runs Python code of
+            one rank at a time, of which a UserWarning tells once.
 
     Raises:
-        RankwiseError: fn's error cannot be pickled; it has the error's text.
+        RankwiseError: fn's error cannot be pickled, or, on a thread, is a SystemExit or the like; it has the error's
+            text.
         PeerLostError: a rank ended without a result.
         MismatchError: no rank failed, but one called a collective at its end that another never called.
         TypeError: fn or its arguments cannot be pickled, or a result cannot be unpickled here.
@@ -71,6 +83,8 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"n={n!r}: expected a number of ranks")
     check_ranks(n)
+    if threads:
+        return _on_threads(partial(fn, *args, **kwargs), n, timeout)
     dumps = pickler(fn)
     output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
     with ExitStack() as stack:
@@ -94,6 +108,26 @@ def spawn(fn: Callable[..., T], n: int, *args: Any, timeout: float | None = None
     return [
         unpickled(partial(pickle.loads, data), f"the result of rank {rank}") for rank, (_, data) in enumerate(reports)
     ]
+
+
+def _on_threads(fn: Callable[[], T], n: int, timeout: float | None) -> list[T]:
+    from rankwise import rank_threads  # loads NumPy, which the launcher needs for nothing else
+
+    if timeout is not None:
+        timeout = check_timeout(timeout)
+    rank_threads.warn_of_gil(stacklevel=3)
+    places = rank_threads.places(n, timeout)
+    endings = rank_threads.run_on_threads(lambda group: fn(), places)
+    errors = [ending.exception() for ending in endings if ending.error is not None]
+    if errors:
+        try:
+            raise next((error for error in errors if not isinstance(error, PeerLostError)), errors[0])
+        finally:
+            del endings, errors  # which the error's traceback would keep, and they the error
+    segment = places[0].segment
+    if segment is not None and (reason := difference(segment.fd, 0)):
+        raise MismatchError(reason)
+    return [ending.value for ending in sorted(endings, key=lambda ending: ending.rank)]  # type: ignore[misc]
 
 
 def module_path(fn: Callable[..., object]) -> list[str]:

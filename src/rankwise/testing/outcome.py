@@ -8,11 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
-from rankwise.group.default_group import rank_of_this_thread
 from rankwise.group.group import Group
-from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 
@@ -44,16 +41,6 @@ class RanksFailed(Exception):
             shown = failure if rank in first else failure.strip().splitlines()[-1]
             lines.append(f"--- rank {rank}: {shown.rstrip()}")
         super().__init__("\n".join(lines))
-
-
-def attempt(connect: Callable[[], Communicator], fn: Callable[[Group], T], backend: str = "") -> Outcome[T]:
-    """Connect, run `fn` on the group, which is this thread's default group meanwhile, and close it."""
-    try:
-        trusted = Settings.read().allow_pickle
-        with Group(connect(), backend=backend, allow_pickle=trusted) as group, rank_of_this_thread(group):
-            return run_on(group, fn)
-    except Exception as error:  # noqa: BLE001 - connecting is part of the attempt
-        return failed(error)
 
 
 def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:

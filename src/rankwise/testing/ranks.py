@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-from rankwise import _native
 from rankwise.backends import registry
-from rankwise.backends.native import threads
-from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
-from rankwise.testing.outcome import Outcome, RanksFailed, attempt, values
+from rankwise.testing.outcome import Outcome, RanksFailed, failed, run_on, values
 
 if TYPE_CHECKING:
+    from rankwise.rank_threads import Place
     from rankwise.testing.pool import RankPool
 
 __all__ = ["RanksFailed", "close_pools", "run_ranks"]
@@ -64,6 +61,8 @@ def run_ranks(
             that raised an error of its own, and one line for each that failed only because another did.
         ValueError: n is less than 1, or the backend is unknown.
     """
+    from rankwise.rank_threads import Place, places, rank_of_group  # not loaded with the public names
+
     if callable(n):
         fn, n = n, fn
     if n < 1:
@@ -74,13 +73,14 @@ def run_ranks(
     if backend == "solo":
         if n != 1:
             raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")
-        return values([attempt(lambda: registry.opener("solo")(Job(), timeout), fn, "solo")])
+        with rank_of_group(lambda: registry.opener("solo")(Job(), timeout), "solo") as group:
+            return values([run_on(group, fn)])
     if callable(backend):
-        opener, job_id = backend, f"run_ranks-{next(_job_numbers)}"
-        return _on_threads(n, fn, "", lambda rank: opener(Job(rank, n, rank, n, "run_ranks", job_id), timeout), timeout)
+        job_id = f"run_ranks-{next(_job_numbers)}"
+        jobs = [Job(rank, n, rank, n, "run_ranks", job_id) for rank in range(n)]
+        return _on_threads(fn, [Place(job.rank, partial(backend, job, timeout), "") for job in jobs], timeout)
     if backend == "threads":
-        segment = _native.Segment.create(n)
-        return _on_threads(n, fn, backend, lambda rank: threads.connect(segment, rank, timeout), timeout)
+        return _on_threads(fn, places(n, timeout), timeout)
     registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
     return _on_processes(n, fn, backend, timeout)
 
@@ -103,20 +103,12 @@ def close_pools() -> None:
         _pools.popitem()[1].close()
 
 
-def _on_threads(
-    n: int, fn: Callable[[Group], T], backend: str, connect: Callable[[int], Communicator], timeout: float
-) -> list[T]:
-    outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in range(n)]
+def _on_threads(fn: Callable[[Group], T], places: Sequence[Place], timeout: float) -> list[T]:
+    from rankwise.rank_threads import run_on_threads
 
-    def body(rank: int) -> None:
-        outcomes[rank] = attempt(lambda: connect(rank), fn, backend)
-
-    ranks = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
-    for thread in ranks:
-        thread.start()
-    end = time.monotonic() + timeout + GRACE
-    for thread in ranks:
-        thread.join(max(0.0, end - time.monotonic()))
+    outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in places]
+    for ending in run_on_threads(lambda group: run_on(group, fn), places, timeout + GRACE):
+        outcomes[ending.rank] = ending.value or failed(ending.exception())  # connecting may have failed
     return values(outcomes)
 
 

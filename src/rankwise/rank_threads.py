@@ -1,0 +1,277 @@
+"""Ranks that are threads of this process: they are started here, get their groups, make calls, and are interrupted.
+
+`rw.spawn` and `rw.Pool` with threads=True and `rw.testing.run_ranks` use them. What a call returns or raises is the
+object itself; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from rankwise import _native
+from rankwise.backends.native import threads
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import as_exception
+from rankwise.group import default_group
+from rankwise.group.group import Group
+from rankwise.system.settings import Settings
+
+T = TypeVar("T")
+
+GRACE = 1.0  # seconds in which calls may end on their own before they are interrupted, and after each measure
+SHORT = 0.2  # seconds for threads to end if not all have ended their calls
+
+_warning = threading.Lock()
+_warned = False
+
+
+@dataclass
+class Ending(Generic[T]):
+    """How a rank's call ended: it returned `value`, or raised `error`."""
+
+    rank: int
+    value: T | None = None
+    error: BaseException | None = None
+
+    def exception(self) -> Exception:
+        """The error of a call that failed, to be raised by whoever asked for the call."""
+        assert self.error is not None
+        return as_exception(self.rank, self.error)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank needs to join a group. segment: the memory over which, if it is the engine's own."""
+
+    rank: int
+    connect: Callable[[], Communicator]
+    backend: str = "threads"
+    segment: _native.Segment | None = None
+
+
+def places(n: int, timeout: float | None) -> list[Place]:
+    """The places of n ranks in a new segment. timeout: None as in `rw.init`."""
+    segment = _native.Segment.create(n)
+    seconds = Settings.read().timeout if timeout is None else timeout
+    return [Place(rank, partial(threads.connect, segment, rank, seconds), segment=segment) for rank in range(n)]
+
+
+class RankThreads:
+    """n threads that are ranks. A rank makes the calls that it is given one after the other, until `close`.
+
+    The threads are daemons: Python code can be interrupted, but not a call such as `time.sleep` or a loop in C.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._groups: dict[int, Group] = {}  # by rank
+        self._lock = threading.Lock()
+        self._failed = ""  # why groups fail, also those that are only about to be made
+        self._ranks = [_Rank(number) for number in range(n)]
+        for rank in self._ranks:
+            rank.start()
+
+    @contextmanager
+    def member(self, place: Place) -> Iterator[Group]:
+        """A context in which this thread is a rank of a new group, which is its default group and is closed in the end.
+
+        If the block raises an error, the group fails on the other ranks too, and so do those that were made of it.
+        """
+        with rank_of_group(place.connect, place.backend) as group:
+            with self._lock:
+                self._groups[place.rank] = group
+                failed = self._failed
+            try:
+                if failed:
+                    group.related.abort(failed)
+                yield group
+            except BaseException as error:
+                group.related.abort(f"it raised {type(error).__name__}")
+                raise
+            finally:
+                with self._lock:
+                    del self._groups[place.rank]
+
+    def call(self, rank: int, call: Callable[[], T], ended: Callable[[Ending[T]], object]) -> None:
+        """Let a rank make a call, after those that it was given before. `ended` is called in its thread."""
+        self._ranks[rank].calls.put((call, ended))
+
+    def call_all(self, call: Callable[[int], T], limit: float | None = None) -> list[Ending[T]]:
+        """Let every rank make `call(rank)`; return how these calls ended, in the order in which they did.
+
+        limit: seconds after which calls that last are interrupted, and, if they ignore that, are missing in the result.
+        None: they are interrupted only if another has failed, and are waited for. In any case Ctrl-C in this thread
+        makes their groups fail, interrupts them, and is raised when they have ended, or a few seconds later.
+        """
+        endings: SimpleQueue[Ending[T]] = SimpleQueue()
+        found: list[Ending[T]] = []
+        collect = partial(_collect, endings, found, self.n)
+        try:
+            for rank in range(self.n):
+                self.call(rank, partial(call, rank), endings.put)
+            if not collect(limit, to_error=limit is None):
+                if limit is not None or not collect(GRACE):
+                    self._end(collect)
+                if limit is None:
+                    collect(None)
+        except KeyboardInterrupt:
+            self.fail("it was interrupted")
+            self._end(collect)
+            raise
+        return found
+
+    def _end(self, collect: Callable[[float], bool]) -> None:
+        self.interrupt(range(self.n))
+        collect(GRACE)
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """Raise KeyboardInterrupt in the calls of these ranks, as soon as they run Python code."""
+        for rank in ranks:
+            self._ranks[rank].interrupt()
+
+    def fail(self, reason: str) -> None:
+        """The ranks' groups fail, also those that are only about to be made, until `renew`."""
+        with self._lock:
+            self._failed = reason
+            groups = list(self._groups.values())
+        for group in groups:
+            group.related.abort(reason)
+
+    def renew(self) -> None:
+        """The ranks may make groups again after `fail`."""
+        with self._lock:
+            self._failed = ""
+
+    def close(self) -> None:
+        """The threads end after the calls that they were given. May be repeated."""
+        for rank in self._ranks:
+            rank.calls.put(None)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the threads have ended."""
+        end = None if timeout is None else time.monotonic() + timeout
+        for rank in self._ranks:
+            if rank is not threading.current_thread():
+                rank.join(None if end is None else max(0.0, end - time.monotonic()))
+
+
+class _Rank(threading.Thread):
+    def __init__(self, number: int) -> None:
+        super().__init__(name=f"rank {number}", daemon=True)
+        self.number = number
+        self.calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Ending[Any]], object]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._calling = False
+        self._interrupted = False
+
+    def run(self) -> None:
+        with default_group.rank_of_this_thread(None):
+            while (item := self.calls.get()) is not None:
+                call, ended = item
+                ending = self._make(call)
+                del item, call  # the thread keeps nothing alive while it waits
+                ended(ending)
+                del ended, ending
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._calling and not self._interrupted:
+                self._interrupted = True
+                assert self.ident is not None
+                _raise_in(self.ident, KeyboardInterrupt)
+
+    def _make(self, call: Callable[[], Any]) -> Ending[Any]:
+        try:
+            try:
+                with self._lock:
+                    self._calling = True
+                return Ending(self.number, call())
+            finally:
+                self._no_more_interrupts()
+        except BaseException as error:  # noqa: BLE001 - whoever asked for the call raises it
+            self._no_more_interrupts()  # again, because the first time may have been interrupted; only once a call
+            return Ending(self.number, error=error)
+
+    def _no_more_interrupts(self) -> None:
+        with self._lock:
+            self._calling = False
+            if self._interrupted:
+                self._interrupted = False
+                _raise_in(threading.get_ident(), None)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an error in a thread when it next runs Python code; None takes back what has not been raised yet."""
+    import ctypes  # which few programs need
+
+    number = ctypes.c_ulong(thread)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, None if error is None else ctypes.py_object(error))
+
+
+def _collect(
+    endings: SimpleQueue[Ending[T]], found: list[Ending[T]], n: int, seconds: float | None, to_error: bool = False
+) -> bool:
+    """Add endings to `found` until there are n, or one is an error, or the time is up; returns whether there are n."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while len(found) < n:
+        try:
+            found.append(endings.get(timeout=None if end is None else max(0.0, end - time.monotonic())))
+        except Empty:
+            break
+        if to_error and found[-1].error is not None:
+            break
+    return len(found) == n
+
+
+@contextmanager
+def rank_of_group(connect: Callable[[], Communicator], backend: str) -> Iterator[Group]:
+    """A context in which this thread is a rank of a new group, which is its default group and is closed in the end."""
+    trusted = Settings.read().allow_pickle
+    with Group(connect(), backend=backend, allow_pickle=trusted) as group, default_group.rank_of_this_thread(group):
+        try:
+            yield group
+        finally:
+            latest = default_group.current()
+            if latest is not None and latest is not group:
+                latest.close()
+
+
+def run_on_threads(fn: Callable[[Group], T], places: Sequence[Place], limit: float | None = None) -> list[Ending[T]]:
+    """`fn(group)` on new ranks, one in each place; how it ended, as `RankThreads.call_all` returns it."""
+    ranks = RankThreads(len(places))
+
+    def call(rank: int) -> T:
+        with ranks.member(places[rank]) as group:
+            return fn(group)
+
+    endings: list[Ending[T]] = []
+    try:
+        endings = ranks.call_all(call, limit)
+    finally:
+        ranks.close()
+        ranks.join(None if len(endings) == len(places) else SHORT)
+    return endings
+
+
+def warn_of_gil(stacklevel: int) -> None:
+    """Say once per process that Python code of threads does not run in parallel, if that is so."""
+    global _warned
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        with _warning:
+            first, _warned = not _warned, True
+        if first:
+            warnings.warn(
+                "threads=True: this Python has a global interpreter lock, so that only one of the ranks runs Python "
+                "code at a time; use a free-threaded Python (python3.13t or later), or processes (threads=False)",
+                UserWarning,
+                stacklevel=stacklevel + 1,
+            )
