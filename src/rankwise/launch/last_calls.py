@@ -35,6 +35,12 @@ def difference(segment_fd: int, first: int) -> str:
     return ""
 
 
+def may_differ(view: SegmentView) -> bool:
+    """Whether the ranks' last calls may differ; quick, and `difference` then says whether and how they do."""
+    last = (view.state(rank).operation for rank in range(view.world_size))
+    return len({operation and operation.sequence for operation in last}) > 1
+
+
 def _key(call: Operation) -> object:
     return call.sequence, call.name, call.root
 

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
-from rankwise.launch.spawn import module_path, raised_on, unpickled
-from rankwise.launch.spawn_worker import CANNOT_TRAVEL, pickler
-from rankwise.pool import wire
 
 T = TypeVar("T")
 
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
 
 
-@dataclass
-class Outcome:
-    """What came of a rank's call: a reply, or the loss of the rank."""
+class Outcome(Protocol):
+    """What came of a rank's call: a result, an error, or the loss of the rank."""
 
-    rank: int
-    kind: bytes = b""
-    parts: Sequence[Any] = ()
-    lost: PeerLostError | None = None
+    @property
+    def rank(self) -> int: ...
 
     @property
     def failed(self) -> bool:
-        return self.lost is not None or self.kind == wire.ERROR
+        """Whether there is no result."""
+
+    @property
+    def group_failed(self) -> bool:
+        """Whether there is a result although an operation of a group has failed."""
+
+    @property
+    def lost(self) -> PeerLostError | None:
+        """The error, if the rank was lost."""
 
     def error(self) -> Exception:
-        """The error of a call that failed. Python's signals to end, such as SystemExit, end only the rank's call."""
-        if self.lost is not None:
-            return self.lost
-        error = raised_on(self.rank, self.parts[0])
-        if isinstance(error, Exception):
-            return error
-        ended = RankwiseError(f"rank {self.rank} raised {type(error).__name__}{f': {error}' if str(error) else ''}")
-        ended.__cause__ = error.__cause__
-        return ended
+        """The error of a call that failed."""
 
     def result(self) -> Any:
-        return unpickled(partial(wire.unpacked, self.parts), f"the result of rank {self.rank}")
+        """What the function returned. Raises TypeError if that has not survived the way here."""
 
 
 class Ranks(Protocol):
@@ -61,14 +53,22 @@ class Ranks(Protocol):
     def wake(self) -> None:
         """Call `deal`, and end the ranks if it says so."""
 
-    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
-        """Let a free rank make a call; called by `deal`. A loss of the rank is reported later."""
+    def packed(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
+    ) -> Any:
+        """A call as the ranks take it. given: the user's function, which fn may be or call."""
+
+    def send_task(self, rank: int, task: Task) -> None:
+        """Let a free rank make the call of a task; called by `deal`. A loss of the rank is reported later."""
 
     def receive(self, future: TaskFuture, timeout: float | None) -> None:
         """If this task runs, its answer may be received in this thread, which waits for it."""
 
-    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+    def call(self, call: Any) -> Sequence[Outcome]:
         """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""
+
+    def meet(self, call: Any) -> Sequence[Outcome]:
+        """Let all ranks make a group anew, for this call."""
 
     def interrupt(self, ranks: Collection[int]) -> None:
         """Interrupt the calls of these ranks."""
@@ -105,8 +105,7 @@ class TaskFuture(Future[Any]):
 class Task:
     """A call that one rank makes. lost: whether a rank was lost that made it before."""
 
-    parts: wire.Parts
-    path: list[str]
+    call: Any
     future: TaskFuture
     lost: bool = False
 
@@ -127,7 +126,6 @@ class Dealer:
         self._stale = False  # the ranks must meet anew before such a call
         self._ended: BaseException | None = None  # why no more calls are taken
         self._broken = False  # the ranks have ended
-        self._paths: tuple[object, list[str]] = (None, [])
 
     # ---- for the pool ----
 
@@ -135,7 +133,7 @@ class Dealer:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
     ) -> Future[Any]:
         """A task, for the next free rank. given: the user's function, which fn may be or call."""
-        task = Task(*self._packed(fn, args, kwargs, given), TaskFuture(self))
+        task = Task(self._packed(fn, args, kwargs, given), TaskFuture(self))
         self.ranks.here()
         with self._changed:
             self._check()
@@ -145,7 +143,7 @@ class Dealer:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
-        parts, path = self._packed(fn, args, kwargs, fn)
+        call = self._packed(fn, args, kwargs, fn)
         self.ranks.here()
         turn = Turn()
         try:
@@ -153,7 +151,7 @@ class Dealer:
                 self._check()
                 self._waiting.append(turn)
             self._wait_for_all(turn)
-            outcomes = self._call(turn, parts, path)
+            outcomes = self._call(turn, call)
         finally:
             with self._changed:
                 if turn in self._waiting:
@@ -201,7 +199,7 @@ class Dealer:
                 if task.lost or task.future.set_running_or_notify_cancel():
                     rank = min(free)
                     self._running[rank] = task
-                    self.ranks.send_task(rank, task.parts, task.path)
+                    self.ranks.send_task(rank, task)
             self._changed.notify_all()
             return self._ended is not None and not (self._waiting or self._running)
 
@@ -244,7 +242,7 @@ class Dealer:
                 task = None
             self._changed.notify_all()
         if task is not None:
-            _settle(task.future, Outcome(rank, lost=error))
+            task.future.set_exception(error)
 
     def broke(self, error: BaseException) -> None:
         """The ranks have ended, or cannot go on."""
@@ -267,23 +265,11 @@ class Dealer:
             raise self._ended
 
     def _packed(
-        self, fn: Callable[..., Any], args: object, kwargs: object, given: Callable[..., Any]
-    ) -> tuple[list[Any], list[str]]:
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
+    ) -> Any:
         if not callable(given):
             raise TypeError(f"fn={given!r}: expected a function")
-        try:
-            parts = wire.packed((fn, args, kwargs), pickler(given))
-        except CANNOT_TRAVEL as error:
-            raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
-        return parts, self._path(given)
-
-    def _path(self, fn: Callable[..., Any]) -> list[str]:
-        """sys.path for the ranks, the same object as long as it is the same list."""
-        key = (getattr(fn, "__module__", None), sys.path[:])
-        if self._paths[0] != key:
-            path = module_path(fn)
-            self._paths = key, self._paths[1] if self._paths[1] == path else path
-        return self._paths[1]
+        return self.ranks.packed(fn, args, kwargs, given)
 
     def _wait_for_all(self, turn: Turn) -> None:
         """Wait until all ranks are free for this call."""
@@ -297,30 +283,34 @@ class Dealer:
             if self._broken:
                 self._check()
 
-    def _call(self, turn: Turn, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+    def _call(self, turn: Turn, call: Any) -> Sequence[Outcome]:
         if self._stale:
-            self._meet(turn, path)
+            self._meet(turn, call)
         well = False
         try:
-            outcomes = self.ranks.call(wire.CALL, parts, path)
+            outcomes = self.ranks.call(call)
             failed = [outcome for outcome in outcomes if outcome.failed]
             why = "" if failed else self.ranks.check()
-            well = not (failed or why or any(outcome.kind == wire.FAILED_GROUP for outcome in outcomes))
+            well = not (failed or why or any(outcome.group_failed for outcome in outcomes))
         finally:
             if not well:
                 self._stale = True
         if failed:
-            raise _to_blame(failed)
+            error = _to_blame(failed)
+            try:
+                raise error
+            finally:
+                del outcomes, failed, error  # which the error's traceback would keep, and they the error
         if why:
             raise MismatchError(why)
         return outcomes
 
-    def _meet(self, turn: Turn, path: list[str]) -> None:
+    def _meet(self, turn: Turn, call: Any) -> None:
         """The ranks make a new group, as often as some of them are lost meanwhile."""
         for _ in range(MEETINGS):
             self._wait_for_all(turn)
             self._stale = False
-            failed = [outcome for outcome in self.ranks.call(wire.MEET, [b""], path) if outcome.failed]
+            failed = [outcome for outcome in self.ranks.meet(call) if outcome.failed]
             if not failed:
                 return
             self._stale = True

@@ -14,7 +14,8 @@ from rankwise.contract.message import ANY
 from rankwise.group import default_group
 from rankwise.group.group import Group
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Outcome, TaskFuture
+from rankwise.pool.dealer import Dealer, Task, TaskFuture
+from rankwise.pool.pickled import Call, Outcome, Packer
 from rankwise.pool.serving import Server
 
 ENDLESS = 1e9  # seconds for which a rank waits for a call, or for the end of one
@@ -23,7 +24,7 @@ CALLS, TASKS = 1, 2  # the tags of replies
 _STOP = b"Z"
 
 
-class Members:
+class Members(Packer):
     """The ranks of `group` but for rank 0; collective. The pool numbers them from 0.
 
     On rank 0 it is what a dealer needs. A thread receives the results of tasks; it waits for a message only while a
@@ -33,6 +34,7 @@ class Members:
     def __init__(self, group: Group, timeout: float | None) -> None:
         if group.world_size < 2:
             raise ValueError("group: it has one rank, which would have nobody to call; expected at least 2 ranks")
+        super().__init__()
         self.n = group.world_size - 1
         self.dealer: Dealer
         self._group = group
@@ -61,18 +63,24 @@ class Members:
         if self.dealer.deal():
             self._stop()
 
-    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
+    def send_task(self, rank: int, task: Task) -> None:
         with suppress(RankwiseError):  # the thread that receives raises it too
-            self._send(rank, wire.TASK, parts, path)
+            self._send(rank, wire.TASK, task.call)
         self._running.release()
 
     def receive(self, future: TaskFuture, timeout: float | None) -> None:
         """The pool's thread receives all answers."""
 
-    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+    def call(self, call: Call) -> list[Outcome]:
+        return self._call(wire.CALL, call)
+
+    def meet(self, call: Call) -> list[Outcome]:
+        return self._call(wire.MEET, Call([b""], call.path))
+
+    def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         try:
             for rank in range(self.n):
-                self._send(rank, kind, parts, path)
+                self._send(rank, kind, call)
             return [Outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
         except BaseException as error:  # a rank is lost, or Ctrl-C: the replies that may still come fit no later call
             self.dealer.broke(error)
@@ -98,10 +106,10 @@ class Members:
                     self._control.send_object((_STOP, []), rank + 1)
             self._running.release()
 
-    def _send(self, rank: int, kind: bytes, parts: wire.Parts, path: list[str]) -> None:
-        new = b"" if self._paths[rank] is path else wire.packed(path)[0]
-        self._paths[rank] = path
-        self._control.send_object((kind, [new, *map(_array, parts)]), rank + 1)
+    def _send(self, rank: int, kind: bytes, call: Call) -> None:
+        new = b"" if self._paths[rank] is call.path else wire.packed(call.path)[0]
+        self._paths[rank] = call.path
+        self._control.send_object((kind, [new, *map(_array, call.parts)]), rank + 1)
 
     def _receive(self) -> None:
         while True:

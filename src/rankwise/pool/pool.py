@@ -23,13 +23,15 @@ from rankwise.pool.processes import Processes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from rankwise.pool.threads import Threads
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @public
 class Pool(Executor):
-    """n ranks, processes of this host, that stay for many calls: an Executor whose workers can communicate.
+    """n ranks, processes of this host or threads, that stay for many calls: an Executor whose workers can communicate.
 
     A function that the pool calls finds its group by `rw.init()`, and keeps what later calls need in `rw.local`, a
     namespace of its rank. `run` calls a function on all ranks at once, `submit` and `map` on whichever rank is free;
@@ -50,6 +52,11 @@ class Pool(Executor):
             `if pool is not None:`. `rw.init()` within a call returns the group of the ranks that serve. A lost rank
             is not replaced, and ends the pool, as does Ctrl-C.
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300.
+        threads: the ranks are threads of this process, over the backend threads. They start at once, and nothing is
+            pickled: a call gets its arguments themselves, the same objects on all ranks, and its result or error is the
+            rank's own object. A thread cannot be lost or ended: a call that an interrupt does not reach, such as
+            `time.sleep`, delays the end of the pool and later calls on that rank, though not Ctrl-C. A Python with a
+            global interpreter lock runs Python code of one rank at a time, of which a UserWarning tells once.
 
     Raises:
         ValueError: n is below 1 or above 1024, or the group has one rank only.
@@ -60,14 +67,23 @@ class Pool(Executor):
         ([(3, 1), (3, 1)], [1, 2, 3])
     """
 
-    def __init__(self, n: int | None = None, *, group: Group | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        n: int | None = None,
+        *,
+        group: Group | None = None,
+        timeout: float | None = None,
+        threads: bool = False,
+    ) -> None:
         if (n is None) == (group is None):
             raise TypeError(f"n={n!r}, group={group!r}: expected a number of new ranks, or a group whose ranks serve")
         if timeout is not None:
             timeout = check_timeout(timeout)
         self._served: Members | None = None
-        ranks: Processes | Members
+        ranks: Processes | Members | Threads
         if group is not None:
+            if threads:
+                raise TypeError("threads=True: the ranks of a group are there already; pass a number of ranks instead")
             ranks = Members(group, timeout)
             if group.rank > 0:
                 self._served = ranks
@@ -75,7 +91,7 @@ class Pool(Executor):
             if not isinstance(n, int) or isinstance(n, bool):
                 raise TypeError(f"n={n!r}: expected a number of ranks")
             check_ranks(n)
-            ranks = Processes(n, timeout)
+            ranks = _threads(n, timeout) if threads else Processes(n, timeout)
         self.n = ranks.n
         """The number of ranks that the pool calls."""
         self._dealer = Dealer(ranks)
@@ -194,6 +210,14 @@ class Pool(Executor):
         if kind is not None and issubclass(kind, KeyboardInterrupt) and self._served is None:
             self._end()  # without waiting for the tasks
         self.shutdown(cancel_futures=kind is not None)
+
+
+def _threads(n: int, timeout: float | None) -> Threads:
+    from rankwise.pool.threads import Threads  # few programs need it
+    from rankwise.rank_threads import warn_of_gil
+
+    warn_of_gil(stacklevel=3)
+    return Threads(n, timeout)
 
 
 def _end(dealer: Dealer, owner: int) -> None:

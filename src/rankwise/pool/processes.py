@@ -18,14 +18,15 @@ from typing import Any, TextIO
 
 from rankwise._native import SegmentView
 from rankwise.contract.errors import ClosedError, PeerLostError
-from rankwise.launch.last_calls import difference
+from rankwise.launch.last_calls import difference, may_differ
 from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import END, RESTART, Losses
 from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn import died
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Outcome, TaskFuture
+from rankwise.pool.dealer import Dealer, Task, TaskFuture
+from rankwise.pool.pickled import Call, Outcome, Packer
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
@@ -92,7 +93,7 @@ class _Replaced(Losses):
         return f"{rank.end}; another process takes its place, with an empty rw.local"
 
 
-class Processes:
+class Processes(Packer):
     """n ranks, each of them a process of this host.
 
     A thread of its own starts and watches them, writes their output, and receives the results of tasks for which
@@ -101,6 +102,7 @@ class Processes:
     """
 
     def __init__(self, n: int, timeout: float | None) -> None:
+        super().__init__()
         self.n = n
         self.dealer: Dealer
         self._timeout = timeout
@@ -157,10 +159,10 @@ class Processes:
             if self._job is not None:
                 os.write(self._job.wake_writer, b"\0")
 
-    def send_task(self, rank: int, parts: wire.Parts, path: list[str]) -> None:
+    def send_task(self, rank: int, task: Task) -> None:
         """If the rank is gone, the loss is noticed soon."""
         connection = self._connections[rank]
-        self._send(rank, wire.TASK, parts, path)
+        self._send(rank, wire.TASK, task.call)
         self._expect(rank, connection)
 
     def receive(self, future: TaskFuture, timeout: float | None) -> None:
@@ -205,7 +207,13 @@ class Processes:
             self._receivers -= 1
             self._news.notify_all()
 
-    def call(self, kind: bytes, parts: wire.Parts, path: list[str]) -> list[Outcome]:
+    def call(self, call: Call) -> list[Outcome]:
+        return self._call(wire.CALL, call)
+
+    def meet(self, call: Call) -> list[Outcome]:
+        return self._call(wire.MEET, Call([b""], call.path))
+
+    def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         """Make a call on all ranks, none of which is in a call; returns what came of it, in the order of arrival."""
         with self._news:
             self._lost.clear()
@@ -218,7 +226,7 @@ class Processes:
             for rank, connection in connections.items():
                 if connection is None:  # it died just now
                     continue
-                self._send(rank, kind, parts, path)
+                self._send(rank, kind, call)
                 ranks[connection.fileno()] = rank
                 poll.register(connection, select.POLLIN)
             if interrupt.count:
@@ -265,9 +273,7 @@ class Processes:
             if self._job is None:
                 return ""
             view = self._view = self._view or SegmentView(self._job.segment_fd)
-            last = (view.state(rank).operation for rank in range(self.n))
-            differ = len({operation and operation.sequence for operation in last}) > 1
-            return difference(self._job.segment_fd, 0) if differ else ""
+            return difference(self._job.segment_fd, 0) if may_differ(view) else ""
 
     def close(self, *, now: bool) -> None:
         with self._open:
@@ -383,14 +389,14 @@ class Processes:
 
     # ---- both ----
 
-    def _send(self, rank: int, kind: bytes, parts: wire.Parts, path: list[str]) -> None:
+    def _send(self, rank: int, kind: bytes, call: Call) -> None:
         connection = self._connections[rank]
         if connection is None:
             return
         try:
-            new = b"" if self._paths[rank] is path else pickle.dumps(path)
-            self._paths[rank] = path
-            wire.send(connection, kind, [new, *parts])
+            new = b"" if self._paths[rank] is call.path else pickle.dumps(call.path)
+            self._paths[rank] = call.path
+            wire.send(connection, kind, [new, *call.parts])
         except OSError:
             return  # it has ended, which is noticed when its reply is read
 

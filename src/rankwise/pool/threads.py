@@ -1,0 +1,152 @@
+"""The ranks of a pool that are threads of this process: calls, results and errors are the objects themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from rankwise._native import Segment, SegmentView
+from rankwise.contract import errors
+from rankwise.contract.errors import ClosedError
+from rankwise.group import default_group
+from rankwise.launch.last_calls import difference, may_differ
+from rankwise.pool.dealer import Dealer, Task, TaskFuture
+from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
+
+CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared
+
+Call = Callable[[], Any]
+
+
+class Outcome:
+    """What came of a rank's call. It is the dealer's Outcome."""
+
+    lost = None
+
+    def __init__(self, ending: Ending[Any], *, group_failed: bool = False) -> None:
+        self.rank, self.failed, self.group_failed = ending.rank, ending.error is not None, group_failed
+        self._ending = ending
+
+    def error(self) -> Exception:
+        return self._ending.exception()
+
+    def result(self) -> Any:
+        return self._ending.value
+
+
+class Threads:
+    """n ranks, each of them a thread of this process, which deals the next task when it has done one.
+
+    They cannot be lost. When a call has failed, they make a group anew, in a segment of its own.
+    """
+
+    def __init__(self, n: int, timeout: float | None) -> None:
+        self.n = n
+        self.dealer: Dealer
+        self._timeout = timeout
+        self._ranks = RankThreads(n)
+        self._membership = [ExitStack() for _ in range(n)]  # a rank leaves its group by closing its own
+        self._segment: Segment | None = None
+        self._view: SegmentView | None = None
+        self._lasted = 0.0  # seconds that the last call on all ranks took
+        self._ended = False
+
+    def start(self, dealer: Dealer) -> None:
+        """The ranks meet; raises the error if that fails."""
+        self.dealer = dealer
+        try:
+            failed = [outcome for outcome in self.meet(None) if outcome.failed]
+            if failed:
+                raise failed[0].error()
+        except BaseException:
+            self.close(now=True)
+            raise
+        for rank in range(self.n):
+            dealer.joined(rank)
+
+    # ---- what the dealer asks for ----
+
+    def here(self) -> None:
+        """The ranks print where this process does."""
+
+    def wake(self) -> None:
+        if self.dealer.deal():
+            self._end()
+
+    def packed(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
+    ) -> Call:
+        return partial(fn, *args, **kwargs)
+
+    def send_task(self, rank: int, task: Task) -> None:
+        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered(Outcome(ending), task))
+
+    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+        """The rank itself settles the future."""
+
+    def call(self, call: Call) -> list[Outcome]:
+        begin = monotonic()
+        endings = self._ranks.call_all(lambda rank: _made(call))
+        self._lasted = monotonic() - begin
+        return [_outcome(ending) for ending in endings]
+
+    def meet(self, call: Call | None) -> list[Outcome]:
+        self._ranks.renew()
+        new = places(self.n, self._timeout)
+        self._segment, self._view = new[0].segment, None
+        return [Outcome(ending) for ending in self._ranks.call_all(lambda rank: self._join(new[rank]))]
+
+    def interrupt(self, ranks: Collection[int]) -> None:
+        self._ranks.interrupt(ranks)
+
+    def check(self) -> str:
+        segment = self._segment
+        if segment is None or self._lasted < CHECKED * self.n:  # a later collective finds a difference
+            return ""
+        self._view = self._view or SegmentView(segment.fd)
+        return difference(segment.fd, 0) if may_differ(self._view) else ""
+
+    def close(self, *, now: bool) -> None:
+        if now:
+            self._ranks.fail("the pool was shut down")
+            self._ranks.interrupt(range(self.n))
+            self.dealer.broke(ClosedError("the pool has been shut down"))
+        self._end()
+        self._ranks.join(GRACE if now else None)
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for rank, membership in enumerate(self._membership):
+            self._ranks.call(rank, membership.close, lambda ending: None)
+        self._ranks.close()
+
+    # ---- in the ranks' threads ----
+
+    def _join(self, place: Place) -> None:
+        membership = self._membership[place.rank]
+        membership.close()
+        membership.enter_context(self._ranks.member(place))
+
+
+def _made(call: Call) -> tuple[Any, bool]:
+    """What the call returns, and whether an operation of a group has failed meanwhile, perhaps one of another rank."""
+    before = errors.latest_failure
+    try:
+        return call(), errors.latest_failure is not before
+    except BaseException as error:
+        group = default_group.current()
+        if group is not None:
+            group.related.abort(f"it raised {type(error).__name__}")
+        raise
+
+
+def _outcome(ending: Ending[tuple[Any, bool]]) -> Outcome:
+    if ending.value is None:
+        return Outcome(ending)
+    value, group_failed = ending.value
+    return Outcome(Ending(ending.rank, value), group_failed=group_failed)
