@@ -35,8 +35,8 @@ def init(
 
     The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of these the
     group is this process alone. Further calls return the same group, or the one that took its place by shrink or
-    restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore. In a
-    function that `rw.testing.run_ranks` runs, it returns the group that the function receives.
+    restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore. On a
+    thread that is a rank of `rw.spawn`, `rw.Pool` or `rw.testing.run_ranks`, it returns that rank's group.
 
     Args:
         backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job.
@@ -75,7 +75,7 @@ def init(
                 group.allow_pickle = allow_pickle
             return group
         if default_group.thread_is_rank():
-            raise ClosedError("init: this thread is a rank of run_ranks, whose group is closed; it cannot get another")
+            raise ClosedError("init: this thread is a rank whose group is closed; it cannot get another")
         _follow_launcher()
         settings = Settings.read()
         job = find_job(os.environ, settings)

@@ -6,6 +6,7 @@ object itself; nothing is pickled.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from rankwise.system.settings import Settings
 T = TypeVar("T")
 
 GRACE = 1.0  # seconds in which calls may end on their own before they are interrupted, and after each measure
+SLICE = 0.5  # seconds of a wait, because Ctrl-C just before it does not end it
 SHORT = 0.2  # seconds for threads to end if not all have ended their calls
 
 _warning = threading.Lock()
@@ -74,7 +76,7 @@ class RankThreads:
     def __init__(self, n: int) -> None:
         self.n = n
         self._groups: dict[int, Group] = {}  # by rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the destructor of a pool may run anywhere
         self._failed = ""  # why groups fail, also those that are only about to be made
         self._ranks = [_Rank(number) for number in range(n)]
         for rank in self._ranks:
@@ -103,7 +105,7 @@ class RankThreads:
 
     def call(self, rank: int, call: Callable[[], T], ended: Callable[[Ending[T]], object]) -> None:
         """Let a rank make a call, after those that it was given before. `ended` is called in its thread."""
-        self._ranks[rank].calls.put((call, ended))
+        self._ranks[rank].give(call, ended)
 
     def call_all(self, call: Callable[[int], T], limit: float | None = None) -> list[Ending[T]]:
         """Let every rank make `call(rank)`; return how these calls ended, in the order in which they did.
@@ -134,7 +136,7 @@ class RankThreads:
         collect(GRACE)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raise KeyboardInterrupt in the calls of these ranks, as soon as they run Python code."""
+        """Raise KeyboardInterrupt in the calls that these ranks were given, as soon as they run Python code."""
         for rank in ranks:
             self._ranks[rank].interrupt()
 
@@ -154,7 +156,7 @@ class RankThreads:
     def close(self) -> None:
         """The threads end after the calls that they were given. May be repeated."""
         for rank in self._ranks:
-            rank.calls.put(None)
+            rank.end()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the threads have ended."""
@@ -168,31 +170,44 @@ class _Rank(threading.Thread):
     def __init__(self, number: int) -> None:
         super().__init__(name=f"rank {number}", daemon=True)
         self.number = number
-        self.calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Ending[Any]], object]] | None] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._calls: SimpleQueue[tuple[int, Callable[[], Any], Callable[[Ending[Any]], object]] | None] = SimpleQueue()
+        self._given = 0  # calls so far; their numbers count from 1
+        self._cancelled = 0  # the number of the last one that does not begin any more
+        self._lock = threading.RLock()  # the destructor of a pool may run anywhere
         self._calling = False
         self._interrupted = False
 
+    def give(self, call: Callable[[], Any], ended: Callable[[Ending[Any]], object]) -> None:
+        with self._lock:
+            self._given += 1
+            self._calls.put((self._given, call, ended))
+
+    def end(self) -> None:
+        self._calls.put(None)
+
     def run(self) -> None:
         with default_group.rank_of_this_thread(None):
-            while (item := self.calls.get()) is not None:
-                call, ended = item
-                ending = self._make(call)
+            while (item := self._calls.get()) is not None:
+                number, call, ended = item
+                ending = self._make(number, call)
                 del item, call  # the thread keeps nothing alive while it waits
                 ended(ending)
                 del ended, ending
 
     def interrupt(self) -> None:
         with self._lock:
+            self._cancelled = self._given
             if self._calling and not self._interrupted:
                 self._interrupted = True
                 assert self.ident is not None
                 _raise_in(self.ident, KeyboardInterrupt)
 
-    def _make(self, call: Callable[[], Any]) -> Ending[Any]:
+    def _make(self, number: int, call: Callable[[], Any]) -> Ending[Any]:
         try:
             try:
                 with self._lock:
+                    if number <= self._cancelled:
+                        raise KeyboardInterrupt
                     self._calling = True
                 return Ending(self.number, call())
             finally:
@@ -221,14 +236,17 @@ def _collect(
     endings: SimpleQueue[Ending[T]], found: list[Ending[T]], n: int, seconds: float | None, to_error: bool = False
 ) -> bool:
     """Add endings to `found` until there are n, or one is an error, or the time is up; returns whether there are n."""
-    end = None if seconds is None else time.monotonic() + seconds
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
     while len(found) < n:
+        left = max(0.0, end - time.monotonic())
         try:
-            found.append(endings.get(timeout=None if end is None else max(0.0, end - time.monotonic())))
+            found.append(endings.get(timeout=min(left, SLICE)))
         except Empty:
-            break
-        if to_error and found[-1].error is not None:
-            break
+            if left <= SLICE:
+                break
+        else:
+            if to_error and found[-1].error is not None:
+                break
     return len(found) == n
 
 

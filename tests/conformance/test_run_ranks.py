@@ -55,7 +55,7 @@ def test_init_in_a_thread_follows_shrink_and_never_gives_another_group() -> None
         assert rw.init() is smaller
         assert rw.all_reduce(1) == 2
         rw.close()
-        with pytest.raises(rw.ClosedError, match="this thread is a rank of run_ranks, whose group is closed"):
+        with pytest.raises(rw.ClosedError, match="this thread is a rank whose group is closed"):
             rw.init()
 
     run_ranks(2, closes)

@@ -23,7 +23,7 @@ class Related:
 
     def __init__(self) -> None:
         self._groups: WeakSet[Abortable] = WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the destructor of a pool may run anywhere
         self._reason = ""  # why the groups have been aborted
 
     def add(self, group: Abortable) -> None:

@@ -309,11 +309,14 @@ class Dealer:
         """The ranks make a new group, as often as some of them are lost meanwhile."""
         for _ in range(MEETINGS):
             self._wait_for_all(turn)
-            self._stale = False
-            failed = [outcome for outcome in self.ranks.meet(call) if outcome.failed]
-            if not failed:
+            self._stale, met = False, False
+            try:
+                failed = [outcome for outcome in self.ranks.meet(call) if outcome.failed]
+                met = not failed
+            finally:  # Ctrl-C may have ended it
+                self._stale = self._stale or not met
+            if met:
                 return
-            self._stale = True
         raise _to_blame(failed)
 
 

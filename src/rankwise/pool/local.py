@@ -13,7 +13,7 @@ _of_thread = threading.local()
 
 
 def _names() -> dict[str, Any]:
-    """This rank's namespace: the process's, or the thread's if that is a rank of its own, as in run_ranks."""
+    """This rank's namespace: the process's, or the thread's if that is a rank of its own."""
     return vars(_of_thread) if thread_is_rank() else _of_process
 
 
@@ -21,8 +21,9 @@ def _names() -> dict[str, Any]:
 class Local:
     """A namespace of this rank: an attribute that one call of a pool sets is still there in the next.
 
-    It lasts as long as the rank's process. If a rank of a pool dies, the process that replaces it begins with an empty
-    one. In a process that is not a rank of a pool, it is an ordinary namespace of that process.
+    It lasts as long as the rank's process, or its thread if it is one. If a rank of a pool dies, the process that
+    replaces it begins with an empty one. In a process that is not a rank of a pool, it is an ordinary namespace of that
+    process.
 
     Example:
         >>> rw.local.steps = group.rank + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -96,8 +97,21 @@ class Threads:
     def meet(self, call: Call | None) -> list[Outcome]:
         self._ranks.renew()
         new = places(self.n, self._timeout)
-        self._segment, self._view = new[0].segment, None
-        return [Outcome(ending) for ending in self._ranks.call_all(lambda rank: self._join(new[rank]))]
+        segment = self._segment = new[0].segment
+        self._view = None
+        assert segment is not None
+        begun: set[int] = set()
+
+        def join(rank: int) -> None:
+            begun.add(rank)
+            self._join(new[rank])
+
+        try:
+            return [Outcome(ending) for ending in self._ranks.call_all(join)]
+        except KeyboardInterrupt:
+            for rank in set(range(self.n)) - begun:
+                segment.mark_exited(rank, 1, os.getpid())  # so that the others do not wait for it
+            raise
 
     def interrupt(self, ranks: Collection[int]) -> None:
         self._ranks.interrupt(ranks)

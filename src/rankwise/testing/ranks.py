@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
@@ -107,8 +109,12 @@ def _on_threads(fn: Callable[[Group], T], places: Sequence[Place], timeout: floa
     from rankwise.rank_threads import run_on_threads
 
     outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in places]
+    end = time.monotonic() + timeout + GRACE
     for ending in run_on_threads(lambda group: run_on(group, fn), places, timeout + GRACE):
-        outcomes[ending.rank] = ending.value or failed(ending.exception())  # connecting may have failed
+        outcome = ending.value or failed(ending.exception())  # connecting may have failed
+        if outcome.failure.endswith("KeyboardInterrupt\n") and time.monotonic() > end:  # it was interrupted then
+            outcome = replace(outcome, failure=f"{outcomes[ending.rank].failure}:\n{outcome.failure}")
+        outcomes[ending.rank] = outcome
     return values(outcomes)
 
 

@@ -1,4 +1,4 @@
-"""threads: the ranks are threads of one process, over one segment. For tests and experiments.
+"""threads: the ranks are threads of one process, over one segment; rank_threads.py starts them.
 
 segment = Segment.create(n)                  # once
 comm = connect(segment, rank, timeout)       # in each of n threads
@@ -21,6 +21,9 @@ def open(job: Job, timeout: float) -> EngineCommunicator:
     """A world of one thread. A launcher's ranks are processes: UnsupportedError for them."""
     if job.world_size != 1:
         raise UnsupportedError(
-            "init", "threads", "the ranks of this job are processes", "rankwise.testing.run_ranks starts threads"
+            "init",
+            "threads",
+            "the ranks of this job are processes",
+            "rankwise.spawn(fn, n, threads=True) starts threads",
         )
     return connect(_native.Segment.create(1), 0, timeout)
