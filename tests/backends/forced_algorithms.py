@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,28 +28,31 @@ def sizes(n: int) -> list[int]:
     return sorted(count for count in around if count >= 0)
 
 
-def given(rank: int, count: int, dtype: Any) -> Any:
-    return (np.arange(count) % 13 + rank).astype(dtype)
+@lru_cache(maxsize=1)  # ranks that are threads share it, and so do the algorithms, which follow each other
+def given(n: int, count: int, dtype: Any) -> tuple[list[Any], Any]:
+    """The array of every rank, and their sum."""
+    arrays = [(np.arange(count) % 13 + rank).astype(dtype) for rank in range(n)]
+    return arrays, sum(arrays)
 
 
 def check_one(group: Group, operation: str, count: int, dtype: Any) -> None:
     """One call; AssertionError where it is wrong. The sums are small enough to be exact in each type."""
     n, me = group.world_size, group.rank
-    x = given(me, count, dtype)
-    everybody = [given(rank, count, dtype) for rank in range(n)]
+    everybody, total = given(n, count, dtype)
+    x = everybody[me].copy()  # some operations put their result there
     match operation:
         case "all_reduce":
-            assert (group.all_reduce(x) == sum(everybody)).all()
+            assert (group.all_reduce(x) == total).all()
         case "reduce":
             got = group.reduce(x, n - 1)
-            assert got is None if me != n - 1 else (got == sum(everybody)).all()
+            assert got is None if me != n - 1 else (got == total).all()
         case "gather":
             gathered = group.gather(x, n - 1)
             assert gathered is None if me != n - 1 else (gathered == np.array(everybody)).all()
         case "scatter":
             assert (group.scatter(x if me == n - 1 else None, n - 1) == np.array_split(everybody[-1], n)[me]).all()
         case "all_to_all":
-            parts = [np.array_split(given(rank, count, dtype), n)[me] for rank in range(n)]
+            parts = [np.array_split(each, n)[me] for each in everybody]
             assert (group.all_to_all(x) == np.concatenate(parts)).all()
         case "broadcast":
             assert (group.broadcast(x, n - 1) == everybody[-1]).all()
@@ -58,7 +62,7 @@ def check_one(group: Group, operation: str, count: int, dtype: Any) -> None:
             mine = x[: count // 2] if me == 0 else x
             assert (group.all_gather_v(mine) == np.concatenate([everybody[0][: count // 2], *everybody[1:]])).all()
         case "reduce_scatter":
-            assert (group.reduce_scatter(x) == np.array_split(sum(everybody), n)[me]).all()
+            assert (group.reduce_scatter(x) == np.array_split(total, n)[me]).all()
         case _:
             raise NotImplementedError(operation)
 
@@ -69,8 +73,8 @@ def check_all(group: Group) -> dict[str, int]:
     assert isinstance(comm, ComposedCommunicator)
     ran: dict[str, int] = {}
     for operation, algorithms in tuning.ALGORITHMS[comm.backend].items():
-        for algorithm in algorithms:
-            for number, count in enumerate(sizes(group.world_size)):
+        for number, count in enumerate(sizes(group.world_size)):
+            for algorithm in algorithms:
                 comm.force({operation: algorithm})
                 with suppress(UnsupportedError):  # the same on every rank, else the next call would not match
                     check_one(group, operation, count, DTYPES[number % len(DTYPES)])
