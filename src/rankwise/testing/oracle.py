@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,11 +98,14 @@ def exchange(case: Case, level: str, world_size: int) -> Exchange:
     return Exchange(row, world_size, case.root, sent, counts, fold)
 
 
+@lru_cache(maxsize=8)  # ranks that are threads share the inputs of a case
 def contents(case: Case, rank: int, world_size: int, shape: tuple[int, ...] | None = None) -> Array:
-    """A rank's input for a case. shape: replaces the shape of the case."""
+    """A rank's input for a case, read-only. shape: replaces the shape of the case."""
     shape = case.shape if shape is None else shape
     rng = np.random.default_rng((case.seed, rank))
-    return np.resize(_pattern(rng, case, world_size, min(math.prod(shape), PERIOD)), shape)
+    values = np.resize(_pattern(rng, case, world_size, min(math.prod(shape), PERIOD)), shape)
+    values.flags.writeable = False
+    return values
 
 
 def _pattern(rng: np.random.Generator, case: Case, world_size: int, count: int) -> Array:
