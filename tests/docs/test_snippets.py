@@ -58,7 +58,15 @@ def test_python_file_is_used_by_a_command(snippet: Snippet) -> None:
     assert any(str(file_name(snippet)) in text for text in commands)
 
 
-@pytest.mark.parametrize("snippet", BASH, ids=name)
+def trains(snippet: Snippet) -> bool:
+    """Whether it starts ranks of a file that trains with torch, as tests/frontends/torch does in make test too."""
+    files = [str(file_name(s)) for s in PYTHON if s.document == snippet.document and "torch.distributed" in s.text]
+    return any(file in snippet.text for file in files)
+
+
+@pytest.mark.parametrize(
+    "snippet", [pytest.param(s, id=name(s), marks=pytest.mark.slow if trains(s) else ()) for s in BASH]
+)
 def test_commands(snippet: Snippet, folder: Path) -> None:
     check_commands(snippet, folder)
 
