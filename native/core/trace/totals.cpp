@@ -4,8 +4,6 @@ namespace rankwise {
 
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-
 struct alignas(64) AtomicTotal {
     std::atomic<uint64_t> operations{0}, bytes{0}, ticks{0}, waited{0};
 };
@@ -19,17 +17,18 @@ thread_local int Totals::depth_ = 0;
 void Totals::add(Op op, const Total& done) {
     if (depth_) return;
     AtomicTotal& total = totals[size_t(op)];
-    total.operations.fetch_add(done.operations, relaxed);
-    total.bytes.fetch_add(done.bytes, relaxed);
-    total.ticks.fetch_add(done.ticks, relaxed);
-    total.waited.fetch_add(done.waited, relaxed);
+    total.operations.fetch_add(done.operations, std::memory_order_relaxed);
+    total.bytes.fetch_add(done.bytes, std::memory_order_relaxed);
+    total.ticks.fetch_add(done.ticks, std::memory_order_relaxed);
+    total.waited.fetch_add(done.waited, std::memory_order_relaxed);
 }
 
 std::array<Total, kOps> Totals::now() {
     std::array<Total, kOps> result;
     for (size_t i = 0; i < kOps; ++i)
-        result[i] = {totals[i].operations.load(relaxed), totals[i].bytes.load(relaxed), totals[i].ticks.load(relaxed),
-                     totals[i].waited.load(relaxed)};
+        result[i] = {totals[i].operations.load(std::memory_order_relaxed),
+                     totals[i].bytes.load(std::memory_order_relaxed), totals[i].ticks.load(std::memory_order_relaxed),
+                     totals[i].waited.load(std::memory_order_relaxed)};
     return result;
 }
 
