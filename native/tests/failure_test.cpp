@@ -151,6 +151,11 @@ void a_writer_is_stopped() {
                         group = c.segment()->at<GroupSegment>(offset);
                 });
                 if (c.rank() == 1) {
+                    const auto in_all_reduce = [&] {
+                        const Whereabouts where = whereabouts(c.segment()->header(), 0);
+                        return where.inside && where.operation->kind == Op::AllReduce;
+                    };
+                    while (!in_all_reduce()) std::this_thread::yield();
                     std::this_thread::sleep_for(std::chrono::milliseconds(100));
                     group->peers[1].writing = 1;  // as a rank that was stopped leaves it
                     part->abort("aborted");
