@@ -245,6 +245,11 @@ def test_no_descriptor_or_thread_remains() -> None:
         gc.collect()
         return sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
 
+    def more_than(before: tuple[list[str], set[threading.Thread]]) -> bool:
+        """Fewer may be held: a free-threaded Python frees what earlier tests have left when it likes."""
+        descriptors, threads = held()
+        return len(descriptors) > len(before[0]) or not threads <= before[1]
+
     def fails() -> None:
         if rw.init().rank:
             raise OwnError
@@ -256,8 +261,8 @@ def test_no_descriptor_or_thread_remains() -> None:
         rw.spawn(lambda: rw.barrier(), 2, threads=True)
         with pytest.raises(OwnError):
             rw.spawn(fails, 2, threads=True)
-        assert set(threading.enumerate()) == before[1]
+        assert set(threading.enumerate()) <= before[1]
     end = time.monotonic() + 20
-    while held() != before and time.monotonic() < end:
+    while more_than(before) and time.monotonic() < end:
         time.sleep(0.01)
-    assert held() == before
+    assert not more_than(before)

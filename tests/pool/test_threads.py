@@ -275,6 +275,11 @@ def test_no_descriptor_or_thread_remains() -> None:
         gc.collect()
         return sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
 
+    def more_than(before: tuple[list[str], set[threading.Thread]]) -> bool:
+        """Fewer may be held: a free-threaded Python frees what earlier tests have left when it likes."""
+        descriptors, threads = held()
+        return len(descriptors) > len(before[0]) or not threads <= before[1]
+
     with rw.Pool(2, timeout=60, threads=True) as first:
         first.run(total)
     before = held()
@@ -283,11 +288,11 @@ def test_no_descriptor_or_thread_remains() -> None:
             with pytest.raises(OwnError):
                 pool.run(fails_on_1, total)
             pool.submit(total).cancel()
-        assert set(threading.enumerate()) == before[1]
+        assert set(threading.enumerate()) <= before[1]
     pool = rw.Pool(2, threads=True)
     pool.run(total)
     del pool  # nobody has it any more
     end = time.monotonic() + 20
-    while held() != before and time.monotonic() < end:
+    while more_than(before) and time.monotonic() < end:
         time.sleep(0.01)
-    assert held() == before
+    assert not more_than(before)
