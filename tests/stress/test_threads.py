@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from rankwise import _native
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from stress.schedule import run_schedule
@@ -144,34 +145,25 @@ def test_threads_that_share_a_work() -> None:
     run_ranks(2, rank, backend="threads", timeout=SOON)
 
 
-def test_objects_that_change_while_they_are_sent() -> None:
-    """What arrives is what the object was at some time, or the sender gets an error; nothing crashes."""
+def test_objects_that_change_while_they_are_checked() -> None:
+    """The check of what is sent meets any state of it. Pickle itself, which comes next, does not promise that."""
+    changing: dict[str, list[object]] = {"a": [1, 2], "b": [[3]]}
+    over = threading.Event()
 
-    def rank(group: Group) -> None:
-        peer, changing, over = group.rank ^ 1, {"a": [1, 2], "b": [[3]]}, threading.Event()
+    def change() -> None:
+        for turn in range(100_000):
+            if over.is_set():
+                return
+            changing["a"].append(turn)
+            changing[str(turn % 7)] = [[turn]] * (turn % 5)
+            if len(changing["a"]) > 20:
+                changing["a"].clear()
+                changing.pop("3", None)
 
-        def change() -> None:
-            for turn in range(100_000):
-                if over.is_set():
-                    return
-                changing["a"].append(turn)
-                changing[str(turn % 7)] = [[turn]] * (turn % 5)
-                if len(changing["a"]) > 20:
-                    changing["a"].clear()
-                    changing.pop("3", None)
+    def check() -> None:
+        try:
+            assert all(_native.is_basic(changing) for _ in range(2_000))
+        finally:
+            over.set()
 
-        def send() -> None:
-            try:
-                for _ in range(200):
-                    try:
-                        sending = group.isend_object(changing, peer)
-                    except RuntimeError:  # pickle's: "dictionary changed size during iteration"
-                        sending = group.isend_object({}, peer)
-                    assert isinstance(group.recv_object(peer), dict)
-                    sending.wait(SOON)
-            finally:
-                over.set()
-
-        together([send, change])
-
-    run_ranks(2, rank, backend="threads", timeout=SOON)
+    together([change, check])
