@@ -24,6 +24,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import as_exception
 from rankwise.group import default_group
 from rankwise.group.group import Group
+from rankwise.group.references import References
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
@@ -58,13 +59,19 @@ class Place:
     connect: Callable[[], Communicator]
     backend: str = "threads"
     segment: _native.Segment | None = None
+    references: References | None = None
+    """What the ranks send by reference."""
 
 
 def places(n: int, timeout: float | None) -> list[Place]:
     """The places of n ranks in a new segment. timeout: None as in `rw.init`."""
     segment = _native.Segment.create(n)
     seconds = Settings.read().timeout if timeout is None else timeout
-    return [Place(rank, partial(threads.connect, segment, rank, seconds), segment=segment) for rank in range(n)]
+    references = References()
+    return [
+        Place(rank, partial(threads.connect, segment, rank, seconds), segment=segment, references=references)
+        for rank in range(n)
+    ]
 
 
 class RankThreads:
@@ -89,6 +96,7 @@ class RankThreads:
         If the block raises an error, the group fails on the other ranks too, and so do those that were made of it.
         """
         with rank_of_group(place.connect, place.backend) as group:
+            group.related.references = place.references
             with self._lock:
                 self._groups[place.rank] = group
                 failed = self._failed

@@ -562,7 +562,8 @@ print(*pool.run(os.getpid), flush=True)
     ],
 )
 def test_the_end_of_the_program_is_silent_and_leaves_no_process(end: str, code: int) -> None:
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM + end]  # from Python 3.12 on
+    fork = "ignore:This process:DeprecationWarning"  # from Python 3.12 on
+    command = [sys.executable, "-W", fork, "-c", PROGRAM + end]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (code, "")
     pids = [int(word) for word in done.stdout.split()]

@@ -9,6 +9,7 @@ import numpy as np
 
 from rankwise.arrays import buffers, dtypes
 from rankwise.arrays.numpy import NUMPY
+from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
@@ -18,6 +19,7 @@ from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.object_block import assemble, parts_of, read
 from rankwise.group.p2p import ReceiveWork
+from rankwise.group.related import Related
 from rankwise.group.work import ArrayWork, wait_or_cancel
 
 
@@ -95,7 +97,18 @@ class Messages(GroupBase):
 
         return wait_or_cancel(ArrayWork(receive, finish, self.pending, self), timeout)
 
-    def send_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> None:
+    related: Related
+    backend: str
+
+    def send_object(
+        self,
+        obj: Any,
+        dst: int | None,
+        tag: int = 0,
+        *,
+        allow_pickle: bool | None = None,
+        by_reference: bool = False,
+    ) -> None:
         """Send a Python object to rank `dst`, which receives it with `recv_object`.
 
         After an error the object may still be delivered, as in `send`.
@@ -103,6 +116,12 @@ class Messages(GroupBase):
         Args:
             obj: plain data, or with allow_pickle another object, as in `broadcast_object`.
             allow_pickle: as in `broadcast_object`.
+            by_reference: the receiver gets obj itself, which may be any object, and no copy: between ranks that are
+                threads of one process. It is kept until then, or until all ranks have dropped their groups. From then
+                on it is the receiver's, unless both ranks agree on when each of them uses it.
+
+        Raises:
+            UnsupportedError: by_reference, where the ranks are not threads of one process.
 
         Example:
             >>> if group.rank == 0:
@@ -110,15 +129,25 @@ class Messages(GroupBase):
             ... else:
             ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        if self.arrivals.send_object_plain(obj, dst, tag):
+        if not by_reference and self.arrivals.send_object_plain(obj, dst, tag):
             return
         to, number = self._destination(dst), check_tag(tag)
-        parts = parts_of(obj, self._trusted(allow_pickle))
+        parts = self._parts(obj, allow_pickle, by_reference)
         if to is not None:
             self.receives.send_object_now(parts, to, number)
 
-    def isend_object(self, obj: Any, dst: int | None, tag: int = 0, *, allow_pickle: bool | None = None) -> Work[None]:
+    def isend_object(
+        self,
+        obj: Any,
+        dst: int | None,
+        tag: int = 0,
+        *,
+        allow_pickle: bool | None = None,
+        by_reference: bool = False,
+    ) -> Work[None]:
         """Start to send an object, with its present content; it may be changed after the call returns.
+
+        By reference the object itself is sent, as in `send_object`.
 
         Example:
             >>> sending = group.isend_object(("rank", group.rank), dst=1 - group.rank)
@@ -127,12 +156,22 @@ class Messages(GroupBase):
             >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        parts = parts_of(obj, self._trusted(allow_pickle))
+        parts = self._parts(obj, allow_pickle, by_reference)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
         if to is None:
             return Completed()
         return ArrayWork(self.receives.send_object(parts, to, number), nothing, self.pending, self).started()
+
+    def _parts(self, obj: Any, allow_pickle: bool | None, by_reference: bool) -> list[Any]:
+        """What is sent of an object."""
+        if by_reference:
+            references = self.related.references
+            if references is None:
+                why, remedy = "its ranks are not threads of one process", "send the object without by_reference"
+                raise UnsupportedError("sending by reference", self.backend or "program's own", why, remedy)
+            obj = references.add(obj)
+        return parts_of(obj, self._trusted(allow_pickle))
 
     def recv_object(
         self,

@@ -23,6 +23,7 @@ import numpy as np
 from rankwise.arrays import torch as tensors
 from rankwise.arrays.numpy import address
 from rankwise.contract.types import DType
+from rankwise.group.references import Reference, take
 
 Parts = tuple[Any, ...]
 
@@ -32,7 +33,9 @@ def take_apart(value: Any) -> tuple[str, Parts]:
     kind = type(value)
     name = _name(kind)
     if name is None:
-        if isinstance(value, np.dtype):
+        if kind is Reference:
+            name = "reference"
+        elif isinstance(value, np.dtype):
             name = _kind_of_dtype(value)
         elif isinstance(value, np.generic) and kind.__module__.partition(".")[0] in ("numpy", "ml_dtypes"):
             name = "scalar"
@@ -275,4 +278,5 @@ _TYPES: dict[str, PlainType] = {
     "subarray dtype": PlainType(lambda base, shape: np.dtype((base, shape)), (np.dtype, tuple), lambda d: d.subdtype),
     "structured dtype": PlainType(_structured, (list, list, list, list, int, bool), _fields),
     "Tensor": PlainType(_tensor, (int, tuple, _MEMORY), _parts_of_tensor),
+    "reference": PlainType(take, (int, int), tuple),
 }

@@ -8,6 +8,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from rankwise.contract.errors import RankwiseError
+from rankwise.group.references import References
 
 
 class Abortable(Protocol):
@@ -19,9 +20,13 @@ class Abortable(Protocol):
 
 
 class Related:
-    """Groups of this rank that were made of each other, by split, shrink and the like, or are the first of them."""
+    """Groups of this rank that were made of each other, by split, shrink and the like, or are the first of them.
+
+    references: what their ranks send by reference, if all are threads of this process.
+    """
 
     def __init__(self) -> None:
+        self.references: References | None = None
         self._groups: WeakSet[Abortable] = WeakSet()
         self._lock = threading.RLock()  # the destructor of a pool may run anywhere
         self._reason = ""  # why the groups have been aborted

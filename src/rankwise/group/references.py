@@ -1,0 +1,48 @@
+"""Objects that are sent by reference between ranks that are threads of one process: what is received is the object."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+
+class Reference(NamedTuple):
+    """What travels in place of an object."""
+
+    references: int
+    number: int
+
+
+class References:
+    """What the ranks of one job have sent by reference, and nobody has received yet.
+
+    It lives as long as one of their groups does.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._numbers = count()
+        self._name = int.from_bytes(os.urandom(8), "big")  # so that no other process has these
+        _all[self._name] = self
+
+    def add(self, obj: Any) -> Reference:
+        """Keep an object until it is taken."""
+        reference = Reference(self._name, next(self._numbers))
+        self._objects[reference.number] = obj
+        return reference
+
+    def take(self, number: int) -> Any:
+        return self._objects.pop(number)
+
+
+_all: WeakValueDictionary[int, References] = WeakValueDictionary()
+
+
+def take(references: int, number: int) -> Any:
+    """The object of a Reference, which can be taken once."""
+    found = _all.get(references)
+    if found is None:
+        raise ValueError("it was sent by reference in another process")
+    return found.take(number)
