@@ -121,6 +121,7 @@ class Processes(Packer):
         self._view: SegmentView | None = None
         self._lasted = 0.0  # seconds that the last call on all ranks took
         self._error: BaseException | None = None
+        self._leaving = False  # whether the ranks are to exit
         self._open = threading.RLock()  # held while the pool's thread is woken, and when the job ends
         self._reading = threading.Lock()  # held while a caller reads what the job has, and when the job ends
         self._started = threading.Event()
@@ -329,6 +330,7 @@ class Processes(Packer):
         culprit = job.culprit
         self._broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
         losses.stay = False
+        self._leaving = True
         for connection in self._connections:
             if connection is not None:
                 job.unlisten(connection.fileno())
@@ -347,7 +349,10 @@ class Processes(Packer):
     def _connected(self, meeting: socket.socket) -> None:
         data, (fd, *_), _, _ = socket.recv_fds(meeting, 256, 1)
         rank, pid = pickle.loads(data)
-        self._connections[rank] = socket.socket(fileno=fd)
+        self._connections[rank] = connection = socket.socket(fileno=fd)
+        if self._leaving:
+            connection.shutdown(socket.SHUT_RDWR)  # a replacement that was about to start
+            return
         self._pids[rank], self._paths[rank], self._deaths[rank] = pid, None, 0
         self.dealer.joined(rank)
 
