@@ -1,10 +1,10 @@
-"""Ranks that are threads, next to ranks that are processes and to the standard library's ways between threads.
+"""Compares ranks that are threads with ranks that are processes, and with what the standard library has for threads.
 
     python3.13t benchmarks/threads.py              2 and 4 ranks
     python3.13t benchmarks/threads.py -n 2 --json FILE
 
-Run it with a Python that has no GIL and with one that has it. Times are us per call: the median of batches, which the
-slowest rank decides. "by hand" is what a program without rankwise does: it adds arrays up between two waits for a
+Run it with a Python that has no GIL and with one that has it. Times are us per call: the median over batches, each
+timed on its slowest rank. "by hand" is what a program without rankwise does: it adds arrays up between two waits for a
 threading.Barrier, or sends objects through a queue.Queue for each thread.
 """
 

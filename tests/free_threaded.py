@@ -4,9 +4,10 @@
 
 The arguments are pytest's. --tsan: the stress tests of threads with ThreadSanitizer, in the bindings and in CPython.
 
-It takes python3.14t or python3.13t if one is installed; else it builds CPython from Debian's source package, once, in
-FOLDER; with ThreadSanitizer in any case. rankwise is installed in an environment in FOLDER and tested there, without
-the packages that have no wheel for that Python. The last line says that the GIL stayed off.
+It uses an installed python3.14t or python3.13t. If there is none, and always for --tsan, it builds CPython in FOLDER,
+once, from Debian's source package. rankwise is installed in an environment in FOLDER and tested there, without
+the packages that have no wheel for that Python. At the end it checks that the GIL is still off after the import of
+rankwise, and prints Python's version.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def suppressions(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=lambda text: Path(text).resolve(), help="where everything is built and kept")
-    parser.add_argument("--tsan", action="store_true", help="a stress program with ThreadSanitizer, instead of pytest")
+    parser.add_argument("--tsan", action="store_true", help="run the tests of threads with ThreadSanitizer instead")
     options, arguments = parser.parse_known_args()
     folder, tsan = options.folder, options.tsan
     folder.mkdir(parents=True, exist_ok=True)

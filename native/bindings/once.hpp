@@ -1,6 +1,6 @@
 // A value that is made when it is first needed, by Python code. Several threads may make it at the same time; the first
-// one is kept. A static variable's own initialisation would hold a lock while that code waits for other threads, which
-// may wait for the lock without letting Python go on.
+// one is kept. The initialisation of a function's static variable holds a lock, which could deadlock: the Python code
+// may wait for a thread that waits for this lock and holds the GIL.
 #pragma once
 #include <atomic>
 #include <memory>

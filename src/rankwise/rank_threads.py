@@ -29,8 +29,8 @@ from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 
-GRACE = 1.0  # seconds in which calls may end on their own before they are interrupted, and after each measure
-SLICE = 0.5  # seconds of a wait, because Ctrl-C just before it does not end it
+GRACE = 1.0  # seconds that calls get to end on their own, and again after they have been interrupted
+SLICE = 0.5  # longest single wait in seconds: Ctrl-C just before a wait does not end it
 SHORT = 0.2  # seconds for threads to end if not all have ended their calls
 
 _warning = threading.Lock()
@@ -53,7 +53,7 @@ class Ending(Generic[T]):
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank needs to join a group. segment: the memory over which, if it is the engine's own."""
+    """What a rank needs to join a group. segment: the group's memory, if the engine made it."""
 
     rank: int
     connect: Callable[[], Communicator]
@@ -296,7 +296,7 @@ def warn_of_gil(stacklevel: int) -> None:
             first, _warned = not _warned, True
         if first:
             warnings.warn(
-                "threads=True: this Python has a global interpreter lock, so that only one of the ranks runs Python "
+                "threads=True: this Python has a global interpreter lock, so only one rank runs Python "
                 "code at a time; use a free-threaded Python (python3.13t or later), or processes (threads=False)",
                 UserWarning,
                 stacklevel=stacklevel + 1,

@@ -116,9 +116,9 @@ class Messages(GroupBase):
         Args:
             obj: plain data, or with allow_pickle another object, as in `broadcast_object`.
             allow_pickle: as in `broadcast_object`.
-            by_reference: the receiver gets obj itself, which may be any object, and no copy: between ranks that are
-                threads of one process. It is kept until then, or until all ranks have dropped their groups. From then
-                on it is the receiver's, unless both ranks agree on when each of them uses it.
+            by_reference: the receiver gets obj itself, of any type, instead of a copy. The ranks must be threads of one
+                process. obj is kept until it has been received, or until none of the ranks' groups exists any more.
+                Once sent, it is the receiver's, unless both ranks agree on when each of them uses it.
 
         Raises:
             UnsupportedError: by_reference, where the ranks are not threads of one process.
@@ -145,9 +145,10 @@ class Messages(GroupBase):
         allow_pickle: bool | None = None,
         by_reference: bool = False,
     ) -> Work[None]:
-        """Start to send an object, with its present content; it may be changed after the call returns.
+        """Start to send an object.
 
-        By reference the object itself is sent, as in `send_object`.
+        Its present content is sent, so it may be changed once the call returns; with by_reference the object itself is
+        sent, as in `send_object`, and must not be changed.
 
         Example:
             >>> sending = group.isend_object(("rank", group.rank), dst=1 - group.rank)

@@ -16,7 +16,7 @@ class Reference(NamedTuple):
 
 
 class References:
-    """What the ranks of one job have sent by reference, and nobody has received yet.
+    """What the ranks of one job have sent by reference, and what nobody has received yet.
 
     It lives as long as one of their groups does.
     """
@@ -44,5 +44,7 @@ def take(references: int, number: int) -> Any:
     """The object of a Reference, which can be taken once."""
     found = _all.get(references)
     if found is None:
-        raise ValueError("it was sent by reference in another process")
+        raise ValueError(
+            " the object was sent by reference, in another process or by ranks whose groups no longer exist"
+        )
     return found.take(number)

@@ -60,11 +60,12 @@ def spawn(
             limit fn's own time.
         threads: run fn on threads of this process instead, over the backend threads. Nothing is pickled: every rank
             gets the same arguments and returns its own object, and fn may be any function. `rw.init()` and `rw.local`
-            are the thread's. When fn raises on a rank, operations of the group fail on the others; those that do
-            something else get a KeyboardInterrupt a second later, and so do all ranks after Ctrl-C. A thread cannot be
-            ended: spawn waits until all have ended their calls, after Ctrl-C for a few seconds, and a call in C such
-            as `time.sleep` then goes on in a daemon thread. A Python with a global interpreter lock runs Python code of
-            one rank at a time, of which a UserWarning tells once.
+            are the thread's. When fn raises on a rank, operations of the group fail on the other ranks, and ranks that
+            are still in their call a second later get a KeyboardInterrupt. Ctrl-C interrupts all ranks at once. A
+            thread cannot be ended: spawn waits until all calls have ended. After Ctrl-C it waits for a few seconds at
+            most; a call in C, such as `time.sleep`, may then still be running in a daemon thread. An error is raised as
+            it is, with its own traceback. With a global interpreter lock, only one rank runs Python code at a time; a
+            UserWarning says so once per process.
 
     Raises:
         RankwiseError: fn's error cannot be pickled, or, on a thread, is a SystemExit or the like; it has the error's

@@ -55,8 +55,9 @@ class Pool(Executor):
         threads: the ranks are threads of this process, over the backend threads. They start at once, and nothing is
             pickled: a call gets its arguments themselves, the same objects on all ranks, and its result or error is the
             rank's own object. A thread cannot be lost or ended: a call that an interrupt does not reach, such as
-            `time.sleep`, delays the end of the pool and later calls on that rank, though not Ctrl-C. A Python with a
-            global interpreter lock runs Python code of one rank at a time, of which a UserWarning tells once.
+            `time.sleep`, delays the end of the pool and later calls on that rank, though not Ctrl-C. An error is raised
+            as it is, with its own traceback. With a global interpreter lock, only one rank runs Python code at a time;
+            a UserWarning says so once per process.
 
     Raises:
         ValueError: n is below 1 or above 1024, or the group has one rank only.

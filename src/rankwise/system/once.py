@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
 
     class once(cached_property):
-        """A cached_property with one value, also if several threads ask for it at the same time and each makes one."""
+        """A cached_property that gives all threads the same value: of several made at the same time, one is kept."""
 
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
             if instance is None:
