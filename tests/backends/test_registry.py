@@ -35,7 +35,7 @@ def test_backends_for_one_refuse_many() -> None:
     job = Job(0, 4, launcher="torchrun", id="x")
     with pytest.raises(ValueError, match=r"^backend='solo' is for one rank, and this job has 4 \(torchrun\)$"):
         registry.opener("solo")(job, 1.0)
-    with pytest.raises(UnsupportedError, match=r"the ranks of this job are processes; rankwise.testing.run_ranks"):
+    with pytest.raises(UnsupportedError, match=r"the ranks of this job are processes; rankwise.spawn"):
         registry.opener("threads")(job, 1.0)
 
 
