@@ -206,15 +206,15 @@ def test_a_call_that_cannot_be_interrupted_does_not_keep_the_caller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "error", "told"),
+    ("n", "error", "text"),
     [
         (0, ValueError, "n=0"),
         (1025, ValueError, "n=1025: expected at most 1024"),
         ("2", TypeError, "n='2': expected a number of ranks"),
     ],
 )
-def test_bad_arguments(n: int, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_bad_arguments(n: int, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         rw.spawn(abs, n, 1, threads=True)
 
 

@@ -49,6 +49,9 @@ class Messages(GroupBase):
     receives make progress only while a thread waits for one of them or asks whether it is done.
     """
 
+    related: Related
+    backend: str
+
     def recv_any(
         self, src: int | None = ANY, tag: int = ANY, *, dtype: Any = None, timeout: float | None = None
     ) -> Received:
@@ -96,9 +99,6 @@ class Messages(GroupBase):
             return Received(kind.over(memory, shape, found), receive.source, receive.tag)
 
         return wait_or_cancel(ArrayWork(receive, finish, self.pending, self), timeout)
-
-    related: Related
-    backend: str
 
     def send_object(
         self,

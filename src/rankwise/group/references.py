@@ -16,7 +16,7 @@ class Reference(NamedTuple):
 
 
 class References:
-    """What the ranks of one job have sent by reference, and what nobody has received yet.
+    """The objects that the ranks of one job have sent by reference, until they are received.
 
     It lives as long as one of their groups does.
     """
@@ -44,7 +44,6 @@ def take(references: int, number: int) -> Any:
     """The object of a Reference, which can be taken once."""
     found = _all.get(references)
     if found is None:
-        raise ValueError(
-            " the object was sent by reference, in another process or by ranks whose groups no longer exist"
-        )
+        why = "in another process or by ranks whose groups no longer exist"
+        raise ValueError(f"the object was sent by reference, {why}")
     return found.take(number)

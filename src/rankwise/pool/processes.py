@@ -30,7 +30,6 @@ from rankwise.pool.pickled import Call, Outcome, Packer
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
-CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared
 TRIES = 3  # how often in a row a replacement may die before it is ready
 
 SIGINT = int(signal.SIGINT)
@@ -119,7 +118,6 @@ class Processes(Packer):
         self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
         self._job: LocalJob | None = None
         self._view: SegmentView | None = None
-        self._lasted = 0.0  # seconds that the last call on all ranks took
         self._error: BaseException | None = None
         self._leaving = False  # whether the ranks are to exit
         self._open = threading.RLock()  # held while the pool's thread is woken, and when the job ends
@@ -219,7 +217,6 @@ class Processes(Packer):
         with self._news:
             self._lost.clear()
             self._close_gone()
-        begin = time.monotonic()
         with _Interrupt(self.interrupt) as interrupt:
             ranks = interrupt.waiting
             poll = select.poll()
@@ -251,7 +248,6 @@ class Processes(Packer):
                     if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
                         deadline = time.monotonic() + GRACE
             outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in connections]
-        self._lasted = time.monotonic() - begin
         self._drain()
         if interrupt.count:
             raise KeyboardInterrupt
@@ -267,9 +263,6 @@ class Processes(Packer):
                 continue  # it has just ended
 
     def check(self) -> str:
-        # Reading a rank's last call takes 40 us. After a shorter call, the next collective finds a difference.
-        if self._lasted < CHECKED * self.n:
-            return ""
         with self._reading:
             if self._job is None:
                 return ""

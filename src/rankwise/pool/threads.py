@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from rankwise._native import Segment, SegmentView
@@ -16,8 +15,6 @@ from rankwise.group import default_group
 from rankwise.launch.last_calls import difference, may_differ
 from rankwise.pool.dealer import Dealer, Task, TaskFuture
 from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
-
-CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared
 
 Call = Callable[[], Any]
 
@@ -52,7 +49,6 @@ class Threads:
         self._membership = [ExitStack() for _ in range(n)]  # a rank leaves its group by closing its own
         self._segment: Segment | None = None
         self._view: SegmentView | None = None
-        self._lasted = 0.0  # seconds that the last call on all ranks took
         self._ended = False
 
     def start(self, dealer: Dealer) -> None:
@@ -89,10 +85,7 @@ class Threads:
         """The rank itself settles the future."""
 
     def call(self, call: Call) -> list[Outcome]:
-        begin = monotonic()
-        endings = self._ranks.call_all(lambda rank: _made(call))
-        self._lasted = monotonic() - begin
-        return [_outcome(ending) for ending in endings]
+        return [_outcome(ending) for ending in self._ranks.call_all(lambda rank: _made(call))]
 
     def meet(self, call: Call | None) -> list[Outcome]:
         self._ranks.renew()
@@ -118,7 +111,7 @@ class Threads:
 
     def check(self) -> str:
         segment = self._segment
-        if segment is None or self._lasted < CHECKED * self.n:  # a later collective finds a difference
+        if segment is None:
             return ""
         self._view = self._view or SegmentView(segment.fd)
         return difference(segment.fd, 0) if may_differ(self._view) else ""
