@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import uuid
 from collections import Counter
 from fnmatch import fnmatch
@@ -73,3 +75,15 @@ def segments() -> Counter[str]:
     """The segments that this process maps or holds open."""
     maps = [line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:rankwise" in line]
     return Counter(maps) + Counter({name: n for name, n in open_descriptors().items() if "/memfd:rankwise" in name})
+
+
+def held_here() -> tuple[list[str], set[threading.Thread]]:
+    """The descriptors and threads of this process."""
+    gc.collect()
+    return sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
+
+
+def holds_more_than(before: tuple[list[str], set[threading.Thread]]) -> bool:
+    """Whether this process holds more than then; a free-threaded Python frees what earlier tests have left later on."""
+    descriptors, threads = held_here()
+    return len(descriptors) > len(before[0]) or not threads <= before[1]

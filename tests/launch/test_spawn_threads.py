@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
 import sys
 import threading
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from leftovers import held_here, holds_more_than
 from rankwise import rank_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:threads=True")  # this Python may have a GIL
@@ -241,28 +240,19 @@ def test_a_python_with_a_global_lock_warns_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_descriptor_or_thread_remains() -> None:
-    def held() -> tuple[list[str], set[threading.Thread]]:
-        gc.collect()
-        return sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
-
-    def more_than(before: tuple[list[str], set[threading.Thread]]) -> bool:
-        """Fewer may be held: a free-threaded Python frees what earlier tests have left when it likes."""
-        descriptors, threads = held()
-        return len(descriptors) > len(before[0]) or not threads <= before[1]
-
     def fails() -> None:
         if rw.init().rank:
             raise OwnError
         rw.barrier()
 
     rw.spawn(lambda: rw.barrier(), 2, threads=True)
-    before = held()
+    before = held_here()
     for _ in range(3):
         rw.spawn(lambda: rw.barrier(), 2, threads=True)
         with pytest.raises(OwnError):
             rw.spawn(fails, 2, threads=True)
         assert set(threading.enumerate()) <= before[1]
     end = time.monotonic() + 20
-    while more_than(before) and time.monotonic() < end:
+    while holds_more_than(before) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not more_than(before)
+    assert not holds_more_than(before)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from typing import NoReturn
 import pytest
 
 import rankwise as rw
+from leftovers import held_here, holds_more_than
 
 RANKS = 3
 
@@ -271,18 +270,9 @@ def test_the_end_of_the_program_is_silent(end: str) -> None:
 
 
 def test_no_descriptor_or_thread_remains() -> None:
-    def held() -> tuple[list[str], set[threading.Thread]]:
-        gc.collect()
-        return sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
-
-    def more_than(before: tuple[list[str], set[threading.Thread]]) -> bool:
-        """Fewer may be held: a free-threaded Python frees what earlier tests have left when it likes."""
-        descriptors, threads = held()
-        return len(descriptors) > len(before[0]) or not threads <= before[1]
-
     with rw.Pool(2, timeout=60, threads=True) as first:
         first.run(total)
-    before = held()
+    before = held_here()
     for _ in range(2):
         with rw.Pool(2, timeout=60, threads=True) as pool:
             with pytest.raises(OwnError):
@@ -293,6 +283,6 @@ def test_no_descriptor_or_thread_remains() -> None:
     pool.run(total)
     del pool  # nobody has it any more
     end = time.monotonic() + 20
-    while more_than(before) and time.monotonic() < end:
+    while holds_more_than(before) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not more_than(before)
+    assert not holds_more_than(before)

@@ -24,6 +24,7 @@ try:
 except ImportError as error:
     print(error)
 ''')
+assert group.all_reduce(1) == 1  # the main interpreter's goes on
 """
 
 
