@@ -229,15 +229,32 @@ class _Rank(threading.Thread):
             self._calling = False
             if self._interrupted:
                 self._interrupted = False
-                _raise_in(threading.get_ident(), None)
+                _take_back_interrupt()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an error in a thread when it next runs Python code; None takes back what has not been raised yet."""
+class _Instead(BaseException):
+    """Takes the place of an interrupt that has not been raised yet."""
+
+
+def _take_back_interrupt() -> None:
+    """Let this thread raise no interrupt any more.
+
+    To set none instead would not do: up to Python 3.12 every thread would then look for an exception until one is
+    raised somewhere, and a thread with a trace function would do nothing else.
+    """
+    try:
+        _raise_in(threading.get_ident(), _Instead)
+        while True:
+            pass  # it is raised here
+    except _Instead:
+        return
+
+
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an error in a thread when it next runs Python code, in place of one that it has not raised yet."""
     import ctypes  # which few programs need
 
-    number = ctypes.c_ulong(thread)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, None if error is None else ctypes.py_object(error))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _collect(

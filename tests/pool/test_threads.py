@@ -164,6 +164,24 @@ def test_an_interrupt_ends_the_call_and_keeps_the_ranks(pool: rw.Pool, others: C
     assert pool.run(threading.get_ident) == idents
 
 
+def test_after_an_interrupt_a_debugger_can_follow_the_program() -> None:
+    """Up to Python 3.12 its first step lasts for ever while some thread is said to have an exception to raise."""
+    program = (
+        "import _thread, sys, rankwise as rw\n"
+        "def loops():\n"
+        "    if rw.init().rank == 1: _thread.interrupt_main()\n"
+        "    while True: pass\n"
+        "with rw.Pool(2, threads=True) as pool:\n"
+        "    try: pool.run(loops)\n"
+        "    except KeyboardInterrupt: print('interrupted')\n"
+        "    sys.settrace(lambda frame, event, arg: None)\n"
+        "    print(pool.run(lambda: rw.all_reduce(1)))\n"
+    )
+    command = [sys.executable, "-W", "ignore:threads=True", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n[2, 2]\n", "", 0)
+
+
 def test_a_rank_that_cannot_be_interrupted_delays_only_later_calls(pool: rw.Pool) -> None:
     def waits(who: int) -> None:
         if rw.init().rank == who:
