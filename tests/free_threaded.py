@@ -126,7 +126,8 @@ def interpreter(folder: Path, tsan: bool) -> Path:
         options = ["--disable-gil", "--disable-test-modules", *(["--with-thread-sanitizer"] if tsan else [])]
         run("./configure", "-q", f"--prefix={prefix}", *options, where=tree)
         run("make", "-s", "-j", JOBS, where=tree, variables=QUIET)
-        run("make", "-s", "install", where=tree, variables=QUIET)
+        # -l: it would spend most of its time on the bytecode of modules that nobody imports.
+        run("make", "-s", "install", "COMPILEALL_OPTS=-l", where=tree, variables=QUIET)
         shutil.rmtree(tree)
     return made
 
