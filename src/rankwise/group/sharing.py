@@ -28,6 +28,7 @@ from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.words import SharedWords
 from rankwise.group.base import GroupBase
 from rankwise.group.objects import ObjectCollectives
+from rankwise.system.once import once
 
 _CHECK = 0.1  # seconds between two checks, by a rank that waits for a lock, whether its holder is alive
 _HOLDER, _SLEEPERS = 0, 1  # the words of a lock
@@ -234,26 +235,19 @@ class Sharing(GroupBase):
     The memory has no name. It is freed with the last of its views on any rank, even long after the group was closed.
     """
 
-    _found_hosts: _Hosts | None = None
-    _found_objects: ObjectCollectives | None = None
-
-    @property
+    @once
     def _hosts(self) -> _Hosts:
         """Collective when it is first used."""
-        if self._found_hosts is None:
-            self._found_hosts = _Hosts(self._objects, self._mark())
-        return self._found_hosts
+        return _Hosts(self._objects, self._mark())
 
-    @property
+    @once
     def _objects(self) -> ObjectCollectives:
         """The operations on Python objects among the same ranks."""
-        if self._found_objects is None:
-            self._found_objects = ObjectCollectives(self.comm, self.name)
-        return self._found_objects
+        return ObjectCollectives(self.comm, self.name)
 
     def _close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Close the communicators of the hosts, if there are any."""
-        for part in self._found_hosts.parts if self._found_hosts is not None else ():
+        for part in vars(self)["_hosts"].parts if "_hosts" in vars(self) else ():
             part.close(timeout)
 
     def _mark(self) -> bytes:
