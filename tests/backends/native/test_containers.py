@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from rankwise import _native
 from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.job import Job
@@ -388,3 +389,15 @@ except rw.UnsupportedError as error:
     for text in values(ranks(program, 2, container(*PIDS))):
         assert "in several PID namespaces, and the system gives rank 0 no pidfd" in text
         assert "--pid host" in text
+
+
+def test_a_rank_keeps_few_descriptors_of_ranks_in_other_containers() -> None:
+    n, rank = 200, 150
+    segment = _native.Segment.create(n)
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        rendezvous._watch(segment, [number % 4 for number in range(n)], rank, [segment.fd, *[pidfd] * n])
+        assert 8 <= len(os.listdir("/proc/self/fd")) - before <= 64
+    finally:
+        os.close(pidfd)
