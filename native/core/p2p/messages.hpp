@@ -9,6 +9,7 @@
 // memory, so it never blocks the next one, and two ranks that send large messages to each other both make progress.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -24,6 +25,7 @@
 #include "p2p/matching.hpp"
 #include "p2p/progress_thread.hpp"
 #include "sync/forks.hpp"
+#include "sync/waiter.hpp"
 #include "transport/transport.hpp"
 
 namespace rankwise {
@@ -192,6 +194,7 @@ private:
     void check_open(const char* operation, const CallOptions& options = {});  // with mutex_ locked
     class Waiting;
     class Foreground;
+    template <class Done> bool answered_soon(const Request* awaited, const Waiter& waiter, const Done& done);
     template <class Done>
     bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
                     bool probes = false);
@@ -229,6 +232,8 @@ private:
     const int rank_, n_;
     const unsigned forks_ = forks_so_far();
     const WaitPolicy& policy_;
+    std::atomic<uint32_t> waits_{0},
+        unanswered_{0};  // of answered_soon: one wait in 2 to the power of unanswered_ spins
     std::mutex mutex_;
     std::vector<Outgoing> outgoing_;  // by destination
     ArrivedMessages arrived_;

@@ -1,4 +1,6 @@
 // How a rank waits for its messages: the threads that wait for requests, the progress thread, and the end of both.
+#include <sched.h>
+
 #include "failure/timeout_report.hpp"
 #include "p2p/messages.hpp"
 
@@ -77,6 +79,21 @@ private:
     uint64_t since_ = ticks();
 };
 
+// Where ranks share cores, a waiting rank yields its own. But if its peer is running, on another core, the answer takes
+// less time than to yield. Whether the peer runs shows in how often it has answered in time lately.
+template <class Done> bool Messages::answered_soon(const Request* awaited, const Waiter& waiter, const Done& done) {
+    if (policy_.first_polls || is_engine_thread || !awaited) return false;
+    const int32_t core = sched_getcpu() + 1;
+    own_slot().core.store(core, std::memory_order_relaxed);
+    if (awaited->peer_ != kAny && group_.peers[awaited->peer_].core.load(std::memory_order_relaxed) == core)
+        return false;
+    const uint32_t doublings = unanswered_;
+    if (waits_++ % (1u << doublings) != 0) return false;
+    const bool answered = waiter.spin(tuning::kSpinForAnswer, done);
+    unanswered_ = answered ? doublings - (doublings > 0) : std::min(doublings + 1, tuning::kMostDoublings);
+    return answered;
+}
+
 // Returns true as soon as done() is. After `limit` seconds, by default the communicator's timeout, it throws TimedOut,
 // or, with `probes`, returns false. request: the one that the program waits for, or null.
 template <class Done>
@@ -104,7 +121,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         if (moved) waiter.poll_on();
         return false;
     };
-    if (waiter.poll(policy_, poll_once)) return true;
+    if (answered_soon(request, waiter, poll_once) || waiter.poll(policy_, poll_once)) return true;
     const auto check = [&] {
         check_peers(request, done);
         foreground.publish();

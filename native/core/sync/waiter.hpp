@@ -39,16 +39,19 @@ public:
 
     // Spins and yields for as long as the policy says. Returns true as soon as done() does.
     template <class Done> bool poll(const WaitPolicy& policy, const Done& done) const {
-        const auto polled = [&] { return Clock::now() - polls_since_; };
-        while (policy.spinning.count() && polled() < policy.spinning)
-            for (int i = 0; i < kPollsPerClock; ++i) {
-                cpu_relax();
-                if (done()) return true;
-            }
+        if (spin(policy.spinning, done)) return true;
         for (int i = 0; i < policy.may_yield() && polled() < policy.yielding; ++i) {
             sched_yield();
             if (done()) return true;
         }
+        return false;
+    }
+    template <class Done> bool spin(std::chrono::microseconds longest, const Done& done) const {
+        while (longest.count() && polled() < longest)
+            for (int i = 0; i < kPollsPerClock; ++i) {
+                cpu_relax();
+                if (done()) return true;
+            }
         return false;
     }
     // What the caller waits for has advanced: poll() begins again.
@@ -94,6 +97,7 @@ public:
     }
 
 private:
+    Clock::duration polled() const { return Clock::now() - polls_since_; }
     void check_interrupted() const {
         if (!is_engine_thread && program_.interrupted()) throw Interrupted();
     }
