@@ -138,7 +138,7 @@ def environment(folder: Path, python: Path, tsan: bool) -> Path:
     if not (venv / ".made").exists():
         run(python, "-m", "venv", "--clear", venv, variables=QUIET)
         pip = (venv / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
-        run(*pip, "--only-binary", ":all:", *NEEDS, variables=QUIET)
+        run(*pip, "--no-compile", "--only-binary", ":all:", *NEEDS, variables=QUIET)
         (venv / ".made").touch()
     return venv / "bin/python"
 
