@@ -17,7 +17,11 @@ import rankwise as rw
 from leftovers import held_here, holds_more_than
 from rankwise import rank_threads
 
-pytestmark = pytest.mark.filterwarnings("ignore:threads=True")  # this Python may have a GIL
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:threads=True"),  # this Python may have a GIL
+    # A rank may be interrupted in a callback of Python's own, which does not raise it.
+    pytest.mark.filterwarnings("ignore:.*<function WeakSet.__init__:pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class OwnError(Exception):

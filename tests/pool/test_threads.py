@@ -18,7 +18,11 @@ from leftovers import held_here, holds_more_than
 
 RANKS = 3
 
-pytestmark = pytest.mark.filterwarnings("ignore:threads=True")  # this Python may have a GIL
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:threads=True"),  # this Python may have a GIL
+    # A rank may be interrupted in a callback of Python's own, which does not raise it.
+    pytest.mark.filterwarnings("ignore:.*<function WeakSet.__init__:pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class OwnError(Exception):
