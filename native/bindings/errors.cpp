@@ -5,9 +5,14 @@ namespace {
 
 nb::object python_error(const char* type) { return nb::module_::import_("rankwise.contract.errors").attr(type); }
 
+// A text may have been cut within a character, or overwritten.
+nb::object readable(std::string_view text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
+}
+
 nb::dict by_rank(const rankwise::RankTexts& texts) {
     nb::dict d;
-    for (const auto& [rank, text] : texts) d[nb::int_(rank)] = nb::str(text.c_str());
+    for (const auto& [rank, text] : texts) d[nb::int_(rank)] = readable(text);
     return d;
 }
 
@@ -30,30 +35,31 @@ void raise_translated(const std::exception_ptr& p) {
         std::rethrow_exception(p);
     } catch (const Interrupted&) {  // the signal handler's exception is pending already
     } catch (const PeerLost& e) {
-        raise(python_error("PeerLostError")(e.what(), nb::arg("rank") = e.rank, nb::arg("how") = e.how,
-                                            nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
-                                            nb::arg("host") = e.host, nb::arg("pid") = e.pid));
+        raise(python_error("PeerLostError")(readable(e.what()), nb::arg("rank") = e.rank,
+                                            nb::arg("how") = readable(e.how), nb::arg("operation") = e.operation,
+                                            nb::arg("sequence") = e.sequence, nb::arg("host") = readable(e.host),
+                                            nb::arg("pid") = e.pid));
     } catch (const Mismatch& e) {
-        raise(python_error("MismatchError")(e.what(), nb::arg("calls") = by_rank(e.calls),
+        raise(python_error("MismatchError")(readable(e.what()), nb::arg("calls") = by_rank(e.calls),
                                             nb::arg("sequence") = e.sequence, nb::arg("sites") = by_rank(e.sites),
                                             nb::arg("different") = ranks(e.different)));
     } catch (const TimedOut& e) {
         nb::dict stacks = by_rank(e.stacks);
         const std::string text = e.what() + stacks_text(stacks);
-        raise(python_error("CollectiveTimeout")(text, nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
-                                                nb::arg("states") = by_rank(e.states),
-                                                nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
-                                                nb::arg("stacks") = stacks));
+        raise(python_error("CollectiveTimeout")(
+            readable(text), nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
+            nb::arg("states") = by_rank(e.states), nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
+            nb::arg("stacks") = stacks));
     } catch (const Closed& e) {
-        raise(python_error("ClosedError")(e.what()));
+        raise(python_error("ClosedError")(readable(e.what())));
     } catch (const Unsupported& e) {
         raise(python_error("UnsupportedError")(e.operation, e.backend, e.why));
     } catch (const BadArgument& e) {
-        PyErr_SetString(PyExc_ValueError, e.what());
+        PyErr_SetObject(PyExc_ValueError, readable(e.what()).ptr());
     } catch (const OutOfMemory& e) {
-        PyErr_SetString(PyExc_MemoryError, e.what());
+        PyErr_SetObject(PyExc_MemoryError, readable(e.what()).ptr());
     } catch (const Error& e) {
-        raise(python_error("RankwiseError")(e.what()));
+        raise(python_error("RankwiseError")(readable(e.what())));
     }
 }
 

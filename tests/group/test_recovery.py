@@ -105,6 +105,20 @@ def test_abort_says_why_and_who(backend: str) -> None:
     run_ranks(3, body, backend=backend)
 
 
+@pytest.mark.parametrize("begin", ["", "x"])
+def test_a_reason_that_is_cut_within_a_character(begin: str) -> None:
+    def body(world: Group) -> None:
+        group = world.dup()
+        if group.rank == 1:
+            group.abort(begin + 2000 * "é")
+        with pytest.raises(PeerLostError) as caught:
+            group.barrier()
+        assert caught.value.rank == 1
+        assert caught.value.how.startswith(f"aborted the group: {begin}éé")
+
+    run_ranks(2, body, backend="shm")
+
+
 def test_a_rank_that_does_not_come() -> None:
     def body(world: Group) -> None:
         group = world.dup()

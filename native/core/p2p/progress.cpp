@@ -81,12 +81,11 @@ private:
 
 // Where ranks share cores, a waiting rank yields its own. But if its peer is running, on another core, the answer takes
 // less time than to yield. Whether the peer runs shows in how often it has answered in time lately.
-template <class Done> bool Messages::answered_soon(const Request* awaited, const Waiter& waiter, const Done& done) {
-    if (policy_.first_polls || is_engine_thread || !awaited) return false;
+template <class Done> bool Messages::answered_soon(std::optional<int> peer, const Waiter& waiter, const Done& done) {
+    if (policy_.first_polls || is_engine_thread || !peer) return false;
     const int32_t core = sched_getcpu() + 1;
     own_slot().core.store(core, std::memory_order_relaxed);
-    if (awaited->peer_ != kAny && group_.peers[awaited->peer_].core.load(std::memory_order_relaxed) == core)
-        return false;
+    if (*peer != kAny && group_.peers[*peer].core.load(std::memory_order_relaxed) == core) return false;
     const uint32_t doublings = unanswered_;
     if (waits_++ % (1u << doublings) != 0) return false;
     const bool answered = waiter.spin(tuning::kSpinForAnswer, done);
@@ -103,10 +102,12 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
     bool moved = false;
+    std::optional<int> peer;  // of the request, which may change from any rank to one
     auto try_once = [&] {
         const auto lock = lock_requests(options);
         if (closing_) throw Closed(kClosedTooEarly);
         moved = progress();
+        if (request) peer = request->peer_;
         return done();
     };
     for (int i = policy_.first_polls; i >= 0; --i) {
@@ -121,7 +122,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         if (moved) waiter.poll_on();
         return false;
     };
-    if (answered_soon(request, waiter, poll_once) || waiter.poll(policy_, poll_once)) return true;
+    if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy_, poll_once)) return true;
     const auto check = [&] {
         check_peers(request, done);
         foreground.publish();
