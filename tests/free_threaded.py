@@ -67,7 +67,7 @@ ELSEWHERE = [
     "race:partial_vectorcall_fallback",  # CPython: functools.partial when it is first called
     "race_top:_PyVectorcall_FunctionInline",  # the same, read
     "race_top:generic_pycdata_new",  # CPython: ctypes when a type is first used
-    "race:_dl_deallocate_tls",  # glibc frees what a thread that has ended had; ThreadSanitizer does not see its locks
+    "race:_dl_deallocate_tls",  # glibc frees an ended thread's thread-local storage, under locks that are not seen
 ]
 QUIET = {"TSAN_OPTIONS": "report_bugs=0"}
 
@@ -127,7 +127,7 @@ def interpreter(folder: Path, tsan: bool) -> Path:
         options = ["--disable-gil", "--disable-test-modules", *(["--with-thread-sanitizer"] if tsan else [])]
         run("./configure", "-q", f"--prefix={prefix}", *options, where=tree)
         run("make", "-s", "-j", JOBS, where=tree, variables=QUIET)
-        # -l: it would spend most of its time on the bytecode of modules that nobody imports.
+        # -l, no recursion: it would spend most of its time on the bytecode of modules that nobody imports.
         run("make", "-s", "install", "COMPILEALL_OPTS=-l", where=tree, variables=QUIET)
         shutil.rmtree(tree)
     return made

@@ -5,7 +5,7 @@ namespace {
 
 nb::object python_error(const char* type) { return nb::module_::import_("rankwise.contract.errors").attr(type); }
 
-// A text may have been cut within a character, or overwritten.
+// A text may have been cut off in the middle of a character, or overwritten.
 nb::object readable(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }

@@ -237,10 +237,10 @@ class _Instead(BaseException):
 
 
 def _take_back_interrupt() -> None:
-    """Let this thread raise no interrupt any more.
+    """Discard an interrupt that is pending in this thread.
 
-    To set none instead would not do: up to Python 3.12 every thread would then look for an exception until one is
-    raised somewhere, and a thread with a trace function would do nothing else.
+    Clearing it with NULL is not enough: until some exception is raised, Python up to 3.12 makes every thread keep
+    looking for one, so that a thread with a trace function makes no progress.
     """
     try:
         _raise_in(threading.get_ident(), _Instead)
@@ -251,7 +251,7 @@ def _take_back_interrupt() -> None:
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an error in a thread when it next runs Python code, in place of one that it has not raised yet."""
+    """Raise an error in a thread when it next runs Python code; it replaces one that is still pending there."""
     import ctypes  # which few programs need
 
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

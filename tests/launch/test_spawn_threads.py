@@ -19,7 +19,7 @@ from rankwise import rank_threads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:threads=True"),  # this Python may have a GIL
-    # A rank may be interrupted in a callback of Python's own, which does not raise it.
+    # A rank may be interrupted in a callback of Python's own, whose exceptions Python only reports.
     pytest.mark.filterwarnings("ignore:.*<function WeakSet.__init__:pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -20,7 +20,7 @@ RANKS = 3
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:threads=True"),  # this Python may have a GIL
-    # A rank may be interrupted in a callback of Python's own, which does not raise it.
+    # A rank may be interrupted in a callback of Python's own, whose exceptions Python only reports.
     pytest.mark.filterwarnings("ignore:.*<function WeakSet.__init__:pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_the_call_and_keeps_the_ranks(pool: rw.Pool, others: C
 
 
 def test_after_an_interrupt_a_debugger_can_follow_the_program() -> None:
-    """Up to Python 3.12 its first step lasts for ever while some thread is said to have an exception to raise."""
+    """Up to Python 3.12 its first step lasts for ever while Python believes that a thread has an exception to raise."""
     program = (
         "import _thread, sys, rankwise as rw\n"
         "def loops():\n"

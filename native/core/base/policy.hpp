@@ -161,10 +161,10 @@ inline constexpr uint64_t kRendezvous = 16 * KiB;
 inline constexpr uint64_t kPollForReceive = 64 * KiB;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
-// If ranks share cores, a rank waits so long for a message from another core before it yields its own: round trips of
-// 4 ranks on 2 cores, 8 B 14 to 3 us, a small dict 16 to 9; of 8 ranks 24 to 3 and 29 to 20 ...
+// If ranks share cores, a rank spins this long for a message from another core before it yields its own. Round trips in
+// Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 12 to 2 us, a small dict from 14 to 8 ...
 inline constexpr std::chrono::microseconds kSpinForAnswer{20};
-// ... and half as often after each time in vain, down to one wait in 2 to this power; without that, 4 ranks pass 8 B
+// ... and half as often after each time in vain, down to one wait in 2^kMostDoublings; without that, 4 ranks pass 8 B
 // around a ring in 78 us instead of 16.
 inline constexpr uint32_t kMostDoublings = 6;
 // Up to this size a send that no thread waits for copies into a posted receive itself; above, the progress thread

@@ -232,8 +232,7 @@ private:
     const int rank_, n_;
     const unsigned forks_ = forks_so_far();
     const WaitPolicy& policy_;
-    std::atomic<uint32_t> waits_{0},
-        unanswered_{0};  // of answered_soon: one wait in 2 to the power of unanswered_ spins
+    std::atomic<uint32_t> waits_{0}, unanswered_{0};  // for answered_soon, which spins in one wait of 2^unanswered_
     std::mutex mutex_;
     std::vector<Outgoing> outgoing_;  // by destination
     ArrivedMessages arrived_;

@@ -79,8 +79,8 @@ private:
     uint64_t since_ = ticks();
 };
 
-// Where ranks share cores, a waiting rank yields its own. But if its peer is running, on another core, the answer takes
-// less time than to yield. Whether the peer runs shows in how often it has answered in time lately.
+// Where ranks share cores, a waiting rank yields its own. But if its peer is running, the answer arrives sooner
+// than a yield returns. Two signs of that: the peer last waited on another core, and answers have come in time lately.
 template <class Done> bool Messages::answered_soon(std::optional<int> peer, const Waiter& waiter, const Done& done) {
     if (policy_.first_polls || is_engine_thread || !peer) return false;
     const int32_t core = sched_getcpu() + 1;
@@ -102,7 +102,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
     bool moved = false;
-    std::optional<int> peer;  // of the request, which may change from any rank to one
+    std::optional<int> peer;  // the request's; kAny may become a rank
     auto try_once = [&] {
         const auto lock = lock_requests(options);
         if (closing_) throw Closed(kClosedTooEarly);

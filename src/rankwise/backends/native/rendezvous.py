@@ -36,7 +36,7 @@ from rankwise.system.host_memory import user_of
 from rankwise.system.settings import Settings
 
 _RETRY = 0.01  # seconds between two attempts to listen
-_NEAR = 64  # ranks after this one, of which it watches the first few that live
+_NEAR = 64  # ranks after this one whose pidfds it keeps; the first few of them that are alive are watched
 _HINT = (
     "are all ranks on this host, and their containers, if any, in one network namespace (--network host)? "
     "Is RANKWISE_SECRET, if it is set, the same on all of them?"
@@ -156,7 +156,7 @@ def _join(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
 
 
 def _watch(segment: _native.Segment, spaces: Sequence[int], mine: int, fds: Sequence[int]) -> None:
-    """Keep the pidfds by which this rank watches ranks in other PID namespaces; in `fds` they follow the segment's."""
+    """Keep the pidfds by which this rank watches other PID namespaces. fds: the segment's, then each rank's."""
     for distance in range(1, min(_NEAR + 1, len(spaces))):
         rank = (mine + distance) % len(spaces)
         if spaces[rank] != spaces[mine]:
