@@ -194,7 +194,7 @@ private:
     void check_open(const char* operation, const CallOptions& options = {});  // with mutex_ locked
     class Waiting;
     class Foreground;
-    template <class Done> bool answered_soon(std::optional<int> peer, const Waiter& waiter, const Done& done);
+    template <class Done> bool answered_soon(int peer, const Waiter& waiter, const Done& done);
     template <class Done>
     bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
                     bool probes = false);

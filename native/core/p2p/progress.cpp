@@ -81,11 +81,11 @@ private:
 
 // Where ranks share cores, a waiting rank yields its own. But if its peer is running, the answer arrives sooner
 // than a yield returns. Two signs of that: the peer last waited on another core, and answers have come in time lately.
-template <class Done> bool Messages::answered_soon(std::optional<int> peer, const Waiter& waiter, const Done& done) {
-    if (policy_.first_polls || is_engine_thread || !peer) return false;
+template <class Done> bool Messages::answered_soon(int peer, const Waiter& waiter, const Done& done) {
+    if (policy_.first_polls || is_engine_thread || peer == kAny) return false;
     const int32_t core = sched_getcpu() + 1;
     own_slot().core.store(core, std::memory_order_relaxed);
-    if (*peer != kAny && group_.peers[*peer].core.load(std::memory_order_relaxed) == core) return false;
+    if (group_.peers[peer].core.load(std::memory_order_relaxed) == core) return false;
     const uint32_t doublings = unanswered_;
     if (waits_++ % (1u << doublings) != 0) return false;
     const bool answered = waiter.spin(tuning::kSpinForAnswer, done);
@@ -102,7 +102,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
     bool moved = false;
-    std::optional<int> peer;  // the request's; kAny may become a rank
+    int peer = kAny;  // the request's; kAny may become a rank
     auto try_once = [&] {
         const auto lock = lock_requests(options);
         if (closing_) throw Closed(kClosedTooEarly);
