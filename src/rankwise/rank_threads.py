@@ -243,9 +243,8 @@ def _take_back_interrupt() -> None:
     looking for one, so that a thread with a trace function makes no progress.
     """
     try:
-        _raise_in(threading.get_ident(), _Instead)
-        while True:
-            pass  # it is raised here
+        while True:  # again if the first one was raised in a destructor, which ignores it
+            _raise_in(threading.get_ident(), _Instead)
     except _Instead:
         return
 
