@@ -46,6 +46,7 @@ public:
         }
         return false;
     }
+    // Spins until so long after the wait began, or last advanced.
     template <class Done> bool spin(std::chrono::microseconds longest, const Done& done) const {
         while (longest.count() && polled() < longest)
             for (int i = 0; i < kPollsPerClock; ++i) {
@@ -54,7 +55,7 @@ public:
             }
         return false;
     }
-    // What the caller waits for has advanced: poll() begins again.
+    // What the caller waits for has advanced: poll() and spin() begin again.
     void poll_on() { polls_since_ = Clock::now(); }
 
     // Sleeps until done() returns true; returns false at the deadline. Before each sleep, check() throws what else ends

@@ -247,7 +247,8 @@ class Sharing(GroupBase):
 
     def _close_hosts(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Close the communicators of the hosts, if there are any."""
-        for part in vars(self)["_hosts"].parts if "_hosts" in vars(self) else ():
+        hosts: _Hosts | None = vars(self).get("_hosts")
+        for part in hosts.parts if hosts is not None else ():
             part.close(timeout)
 
     def _mark(self) -> bytes:
