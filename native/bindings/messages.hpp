@@ -5,5 +5,7 @@
 void bind_messages(nb::module_& m, nb::class_<rankwise::Comm>& comm);
 // The methods for Python objects.
 void bind_objects(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+// The methods for collectives of Python objects. C: Comm or PythonCommunicator.
+template <class C> void bind_object_collectives(nb::class_<C>& comm);
 // The message of a complete receive of any length, which is taken from it.
 nb::object received_bytes(rankwise::Request& request);

@@ -3,6 +3,7 @@
 #include "messages.hpp"
 #include "once.hpp"
 #include "plain_pickle.hpp"
+#include "python_communicator.hpp"
 
 using namespace rankwise;
 
@@ -176,18 +177,56 @@ struct ObjectBlock {
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
-// Makes the first of several calls; no other thread's comes before the others, as long as the lock lives.
-template <class First> Comm::Lock lock_after(Comm& c, const First& first) {
-    ReleaseGilToWait released;
-    Comm::Lock lock = c.lock(released.options());
-    first(released.options());
-    return lock;
+// Makes the first of several calls, then `rest` with the others; no other thread's call comes in between.
+template <class First, class Rest> nb::object in_one_call(Comm& c, const First& first, const Rest& rest) {
+    const Comm::Lock lock = [&] {
+        const ArrayCall<Comm> call;
+        Comm::Lock locked = c.lock(call);
+        first(call);
+        return locked;
+    }();
+    return rest();
+}
+template <class First, class Rest> nb::object in_one_call(PythonCommunicator& c, const First& first, const Rest& rest) {
+    nb::object result;
+    c.calls([&] {
+        first(ArrayCall<PythonCommunicator>());
+        result = rest();
+    });
+    return result;
 }
 
-nb::list parts(const nb::bytes& stream) {
+void broadcast_block(Comm& c, ObjectBlock& block, int src, const CallOptions& options) {
+    c.broadcast(&block, sizeof block, DType::U8, src, options);
+}
+void all_gather_block(Comm& c, const ObjectBlock& block, ObjectBlock* blocks, const CallOptions& options) {
+    c.all_gather(&block, blocks, sizeof block, DType::U8, options);
+}
+void scatter_blocks(Comm& c, const ObjectBlock* blocks, ObjectBlock& block, int src, const CallOptions& options) {
+    c.scatter(blocks, &block, sizeof block, DType::U8, src, options);
+}
+void broadcast_block(PythonCommunicator& c, ObjectBlock& block, int src, PythonCommunicator::Options) {
+    c.broadcast_block(&block, sizeof block, src);
+}
+void all_gather_block(PythonCommunicator& c, const ObjectBlock& block, ObjectBlock* blocks,
+                      PythonCommunicator::Options) {
+    c.all_gather_block(&block, blocks, sizeof block);
+}
+void scatter_blocks(PythonCommunicator& c, const ObjectBlock* blocks, ObjectBlock& block, int src,
+                    PythonCommunicator::Options) {
+    c.scatter_blocks(blocks, &block, sizeof block, src);
+}
+
+// What a rank sends, as the Python code of the general path has it.
+nb::list parts(nb::handle stream) {
     nb::list one;
     one.append(stream);
     return one;
+}
+nb::list parts(const std::vector<nb::bytes>& streams) {
+    nb::list all;
+    for (const nb::bytes& stream : streams) all.append(parts(nb::handle(stream)));
+    return all;
 }
 
 // Each of these returns NotImplemented, with nothing done, if an object that this rank sends has other than basic
@@ -195,7 +234,8 @@ nb::list parts(const nb::bytes& stream) {
 // found: the encoded object, or its length if it is longer than a block; of a gather, a list of these. sent: what this
 // rank sends, in parts (group/object_block.py).
 
-nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle rest,
+template <class C>
+nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle rest,
                                   const nb::tuple& constructor) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
@@ -205,65 +245,68 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
     if (sends) {
         const nb::bytes stream = Pickle::get().dump(object);
         block.set(stream);
-        sent = parts(stream);
+        if (!ObjectBlock::fits(block.longest)) sent = parts(nb::handle(stream));
     }
-    const Comm::Lock lock =
-        lock_after(c, [&](const CallOptions& options) { c.broadcast(&block, sizeof block, DType::U8, src, options); });
-    if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
-    nb::object found = sends ? not_implemented() : block.load(constructor, false);
-    return found.is(not_implemented()) ? rest(block.get(), sent) : found;
+    return in_one_call(
+        c, [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
+        [&] {
+            if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
+            nb::object found = sends ? not_implemented() : block.load(constructor, false);
+            return found.is(not_implemented()) ? rest(block.get(), sent) : found;
+        });
 }
 
 // to: None for every rank.
-nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::handle rest,
-                               const nb::tuple& constructor) {
+template <class C>
+nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, const nb::tuple& constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0 || !is_basic(object)) return not_implemented();
     const nb::bytes sent = Pickle::get().dump(object);
     ObjectBlock block;
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
-    const Comm::Lock lock = lock_after(
-        c, [&](const CallOptions& options) { c.all_gather(&block, blocks.data(), sizeof block, DType::U8, options); });
-    const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
-                                     [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
-    if (dst != c.rank() && all_fit) return nb::none();
-    nb::list objects;
-    for (const ObjectBlock& each : blocks) {
-        nb::object found = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
-        if (found.is(not_implemented())) break;
-        objects.append(found);
-    }
-    if (objects.size() == blocks.size()) return objects;
-    nb::list found;
-    for (const ObjectBlock& each : blocks) found.append(each.get());
-    return rest(found, parts(sent));
+    const auto first = [&](const ArrayCall<C>& call) { all_gather_block(c, block, blocks.data(), call); };
+    return in_one_call(c, first, [&]() -> nb::object {
+        const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
+                                         [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
+        if (dst != c.rank() && all_fit) return nb::none();
+        nb::list objects;
+        for (const ObjectBlock& each : blocks) {
+            nb::object found = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
+            if (found.is(not_implemented())) break;
+            objects.append(found);
+        }
+        if (objects.size() == blocks.size()) return objects;
+        nb::list found;
+        for (const ObjectBlock& each : blocks) found.append(each.get());
+        return rest(found, parts(nb::handle(sent)));
+    });
 }
 
-nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle rest,
+template <class C>
+nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle rest,
                                 const nb::tuple& constructor) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
-    nb::list sent;
+    std::vector<nb::bytes> sent;
     std::vector<ObjectBlock> blocks;
     if (src == c.rank()) {
         if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
         uint64_t longest = 0;
         for (nb::handle object : nb::tuple(nb::borrow<nb::list>(objects))) {  // another thread may change the list
             if (!is_basic(object)) return not_implemented();
-            const nb::bytes stream = Pickle::get().dump(object);
-            longest = std::max(longest, uint64_t(stream.size()));
-            sent.append(parts(stream));
+            sent.push_back(Pickle::get().dump(object));
+            longest = std::max(longest, uint64_t(sent.back().size()));
         }
         blocks.resize(sent.size());
-        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(nb::borrow<nb::bytes>(sent[i][0]), longest);
+        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(sent[i], longest);
     }
     ObjectBlock block;
-    const Comm::Lock lock = lock_after(c, [&](const CallOptions& options) {
-        c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, options);
+    const auto first = [&](const ArrayCall<C>& call) { scatter_blocks(c, blocks.data(), block, src, call); };
+    return in_one_call(c, first, [&] {
+        nb::object found = block.load(constructor, src == c.rank());
+        return found.is(not_implemented()) ? rest(block.get(), parts(sent)) : found;
     });
-    nb::object found = block.load(constructor, src == c.rank());
-    return found.is(not_implemented()) ? rest(block.get(), sent) : found;
 }
 
 }  // namespace
@@ -272,6 +315,16 @@ nb::object received_bytes(Request& request) {
     const uint64_t bytes = request.count() * itemsize(request.dtype());
     return nb::cast(ReceivedBytes(request.take_memory(), bytes), nb::rv_policy::move);
 }
+
+template <class C> void bind_object_collectives(nb::class_<C>& comm) {
+    comm.def("broadcast_object_plain", &broadcast_object_plain<C>, nb::arg("object").none(), nb::arg("src").none(),
+             nb::arg("rest"), nb::arg("constructor"))
+        .def("gather_object_plain", &gather_object_plain<C>, nb::arg("object").none(), nb::arg("dst").none(),
+             nb::arg("rest"), nb::arg("constructor"))
+        .def("scatter_object_plain", &scatter_object_plain<C>, nb::arg("objects").none(), nb::arg("src").none(),
+             nb::arg("rest"), nb::arg("constructor"));
+}
+template void bind_object_collectives(nb::class_<PythonCommunicator>& comm);
 
 void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
@@ -288,11 +341,7 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("read"), nb::arg("constructor"))
         .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
-        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
-        .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("constructor"))
-        .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
-             nb::arg("rest"), nb::arg("constructor"))
-        .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("constructor"));
+        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("timeout").none());
+    bind_object_collectives(comm);
 }

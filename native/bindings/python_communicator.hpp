@@ -1,5 +1,10 @@
 // What the shortcuts call: the engine's communicator, or one in Python, in one form.
 #pragma once
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
 #include "bindings.hpp"
 
 class PythonCommunicator;
@@ -31,6 +36,8 @@ private:
 class PythonCommunicator {
 public:
     // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
+    // The last one, plan(method, send, recv, bytes, root), prepares a collective on bytes for many calls;
+    // root: -1 if it has none.
     // shapes: the collectives take the array's shape, or None, as one more argument. dtypes, ops: the contract's enum
     // members, indexed by their numbers.
     PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, bool shapes,
@@ -41,6 +48,8 @@ public:
             throw rankwise::BadArgument("methods: " + std::to_string(methods_.size()) + " given, expected " +
                                         std::to_string(kMethods));
     }
+
+    PythonCommunicator(const PythonCommunicator&) = delete;
 
     using Options = const ArrayCall<PythonCommunicator>&;
     int rank() const { return rank_; }
@@ -79,6 +88,14 @@ public:
     template <class F> void calls(const F& function) {
         call(Calls, nb::cpp_function([&function] { function(); }));
     }
+    // Collectives on short blocks, which must be within `calls`.
+    void broadcast_block(void* block, size_t bytes, int root) { exchange(Broadcast, block, bytes, block, bytes, root); }
+    void all_gather_block(const void* block, void* blocks, size_t bytes) {
+        exchange(AllGather, block, bytes, blocks, bytes * size_t(world_size_), kNoRoot);
+    }
+    void scatter_blocks(const void* blocks, void* block, size_t bytes, int root) {
+        exchange(Scatter, blocks, rank_ == root ? bytes * size_t(world_size_) : 0, block, bytes, root);
+    }
 
 private:
     enum Method {
@@ -93,8 +110,10 @@ private:
         Send,
         Recv,
         Calls,
+        Plan,
         kMethods
     };
+    static constexpr int kNoRoot = -1;
     // A collective, whose ranks may compare the shapes of the arrays.
     template <class... A> void described(Options options, Method method, const A&... args) {
         if (shapes_) call(method, args..., shape(options.description()));
@@ -109,6 +128,26 @@ private:
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
+    // The operation of a method on memory that stays the same, so that it is prepared only once.
+    void exchange(Method method, const void* send, size_t sent, void* recv, size_t received, int root) {
+        const auto found = std::ranges::find_if(
+            planned_, [&](const auto& each) { return each->method == method && each->root == root; });
+        if (found == planned_.end()) {
+            auto made = std::make_unique<Planned>(method, root);
+            const size_t bytes = method == AllGather ? sent : received, most = bytes * size_t(world_size_);
+            made->send.resize(most);
+            made->recv.resize(most);
+            made->call = methods_[Plan](int(method), at(made->send.data()), at(made->recv.data()), bytes, root);
+            planned_.push_back(std::move(made));
+            exchange(method, send, sent, recv, received, root);
+            return;
+        }
+        Planned& planned = **found;
+        auto& into = method == Broadcast ? planned.send : planned.recv;  // in place
+        std::memcpy(planned.send.data(), send, sent);
+        acquiring_gil([&] { return planned.call(); });
+        std::memcpy(recv, into.data(), received);
+    }
     static Address at(const void* p) { return Address(p); }
     const nb::object& of(rankwise::DType d) const { return dtypes_[size_t(d)]; }
     const nb::object& of(rankwise::ReduceOp op) const { return ops_[size_t(op)]; }
@@ -117,4 +156,11 @@ private:
     std::vector<nb::object> methods_;
     bool shapes_;
     std::vector<nb::object> dtypes_, ops_;
+    struct Planned {
+        Method method;
+        int root;
+        nb::object call{};
+        std::vector<uint8_t> send{}, recv{};
+    };
+    std::vector<std::unique_ptr<Planned>> planned_;
 };

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels/kernels.hpp"
+#include "messages.hpp"
 #include "numpy_arrays.hpp"
 #include "python_communicator.hpp"
 
@@ -266,4 +267,5 @@ void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
                   nb::arg("ops"));
     define(in_python);
     define_scatter(in_python, &scatter_in_calls);
+    bind_object_collectives(in_python);
 }

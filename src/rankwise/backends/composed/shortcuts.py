@@ -8,7 +8,7 @@ from typing import Any
 
 from rankwise._native import PlainArrays
 from rankwise.contract.communicator import Collectives, Communicator
-from rankwise.contract.operations import Call
+from rankwise.contract.operations import BY_NAME, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 
@@ -47,11 +47,16 @@ class _Announcing(_Plain):
         return False  # the general path announces the array
 
 
+def _planned(comm: Communicator, method: int, send: int, recv: int, nbytes: int, root: int) -> Callable[[], None]:
+    operation = BY_NAME[COLLECTIVES[method]]
+    return comm.plan(Call(operation, send, recv, nbytes, DType.U8, None, root if root >= 0 else None))
+
+
 def plain_arrays(comm: Communicator) -> Shortcuts:
     """Shortcuts that check the arrays in native code. The communicator must be blocking."""
     shapes = getattr(comm, "checks", True)  # the ranks compare their calls, so the shapes matter
     collectives = (partial(_described, comm.run, name) if shapes else getattr(comm, name) for name in COLLECTIVES)
-    methods = (*collectives, comm.send_now, comm.recv_now, comm.call)
+    methods = (*collectives, comm.send_now, comm.recv_now, comm.call, partial(_planned, comm))
     args = comm.rank, comm.world_size, methods, shapes, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:
