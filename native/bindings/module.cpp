@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
     bind_registered(m);
     bind_words(m);
     bind_watch(m);
+    bind_mpi(m);
 }

@@ -1,7 +1,6 @@
 // Python objects: those of basic types in one call, and the first step of each collective on objects.
 #include "collectives/tuning.hpp"
 #include "messages.hpp"
-#include "once.hpp"
 #include "plain_pickle.hpp"
 #include "python_communicator.hpp"
 
@@ -25,43 +24,10 @@ private:
 };
 PyType_Slot received_bytes_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&ReceivedBytes::get)}, {0, nullptr}};
 
-nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
-
-// pickle's functions.
-struct Pickle {
-    nb::object dumps, loads, protocol = nb::int_(5);
-    static const Pickle& get() {
-        static Once<Pickle> pickle;
-        return pickle.get([] {
-            const nb::module_ module = nb::module_::import_("pickle");
-            return Pickle{module.attr("dumps"), module.attr("loads")};
-        });
-    }
-    nb::bytes dump(nb::handle object) const {
-        PyObject* const args[] = {object.ptr(), protocol.ptr()};
-        PyObject* const result = PyObject_Vectorcall(dumps.ptr(), args, 2, nullptr);
-        if (!result) nb::raise_python_error();
-        return nb::steal<nb::bytes>(result);
-    }
-    // NotImplemented if that fails.
-    nb::object load(nb::handle stream) const {
-        PyObject* const args[] = {stream.ptr()};
-        PyObject* const result = PyObject_Vectorcall(loads.ptr(), args, 1, nullptr);
-        if (result) return nb::steal(result);
-        PyErr_Clear();
-        return not_implemented();
-    }
-};
-
-// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid.
-nb::object load_basic(nb::handle stream, const nb::tuple& constructor) {
-    return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? Pickle::get().load(stream) : not_implemented();
-}
-
 bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label) {
     const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
-    const nb::bytes stream = Pickle::get().dump(object);
+    const nb::bytes stream = dump(object);
     const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
     ReleaseGilToWait released(part.bytes);
     c.send_object_now({part}, to, tag, released.options());
@@ -72,7 +38,7 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
 bool isend_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label) {
     const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
-    const nb::bytes stream = Pickle::get().dump(object);
+    const nb::bytes stream = dump(object);
     ReleaseGilToWait released(stream.size());
     return c.send_at_once(stream.data(), stream.size(), DType::U8, to, tag, released.options(), true);
 }
@@ -172,7 +138,7 @@ struct ObjectBlock {
     nb::object load(const nb::tuple& constructor, bool own) const {
         const nb::object found = get();
         if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
-        return own ? Pickle::get().load(found) : load_basic(found, constructor);
+        return own ? ::load(found) : load_basic(found, constructor);
     }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
@@ -243,7 +209,7 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
     ObjectBlock block;
     nb::object sent = nb::none();
     if (sends) {
-        const nb::bytes stream = Pickle::get().dump(object);
+        const nb::bytes stream = dump(object);
         block.set(stream);
         if (!ObjectBlock::fits(block.longest)) sent = parts(nb::handle(stream));
     }
@@ -261,7 +227,7 @@ template <class C>
 nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, const nb::tuple& constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0 || !is_basic(object)) return not_implemented();
-    const nb::bytes sent = Pickle::get().dump(object);
+    const nb::bytes sent = dump(object);
     ObjectBlock block;
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
@@ -295,7 +261,7 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
         uint64_t longest = 0;
         for (nb::handle object : nb::tuple(nb::borrow<nb::list>(objects))) {  // another thread may change the list
             if (!is_basic(object)) return not_implemented();
-            sent.push_back(Pickle::get().dump(object));
+            sent.push_back(dump(object));
             longest = std::max(longest, uint64_t(sent.back().size()));
         }
         blocks.resize(sent.size());
@@ -330,9 +296,6 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
                               "A received message: writable bytes, by the buffer protocol.")
         .def("__len__", &ReceivedBytes::bytes);
-    m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor"),
-          "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
-          "NotImplemented.");
     comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
         .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),

@@ -6,6 +6,8 @@
 
 #include "plain_pickle.hpp"
 
+#include "once.hpp"
+
 namespace {
 
 constexpr int kMaxDepth = 100;      // deeper tuples could overflow the C stack when they are hashed
@@ -364,6 +366,32 @@ bool basic(PyObject* object, int depth, int& left) {
     return true;
 }
 
+// pickle's functions.
+struct Pickle {
+    nb::object dumps, loads, protocol = nb::int_(5);
+    static const Pickle& get() {
+        static Once<Pickle> pickle;
+        return pickle.get([] {
+            const nb::module_ module = nb::module_::import_("pickle");
+            return Pickle{module.attr("dumps"), module.attr("loads")};
+        });
+    }
+    nb::bytes dump(nb::handle object) const {
+        PyObject* const args[] = {object.ptr(), protocol.ptr()};
+        PyObject* const result = PyObject_Vectorcall(dumps.ptr(), args, 2, nullptr);
+        if (!result) nb::raise_python_error();
+        return nb::steal<nb::bytes>(result);
+    }
+    // NotImplemented if that fails.
+    nb::object load(nb::handle stream) const {
+        PyObject* const args[] = {stream.ptr()};
+        PyObject* const result = PyObject_Vectorcall(loads.ptr(), args, 1, nullptr);
+        if (result) return nb::steal(result);
+        PyErr_Clear();
+        return not_implemented();
+    }
+};
+
 }  // namespace
 
 bool is_basic(nb::handle object) {
@@ -380,6 +408,14 @@ bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept
     }
 }
 
+nb::bytes dump(nb::handle object) { return Pickle::get().dump(object); }
+
+nb::object load(nb::handle stream) { return Pickle::get().load(stream); }
+
+nb::object load_basic(nb::handle stream, const nb::tuple& constructor) {
+    return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? load(stream) : not_implemented();
+}
+
 void bind_plain_pickle(nb::module_& m) {
     m.def(
         "check_plain", &check_plain, nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
@@ -389,4 +425,7 @@ void bind_plain_pickle(nb::module_& m) {
     m.def("is_basic", &is_basic, nb::arg("object").none(),
           "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
           "dicts.");
+    m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor"),
+          "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
+          "NotImplemented.");
 }

@@ -279,6 +279,17 @@ class Communicator(Collectives, Closeable):
         """Start to receive the message that `probe` would find, into new memory; None if there is none."""
         raise UnsupportedError("take", self.backend)
 
+    def quick_messages(
+        self, busy: Sequence[list[Any]], keep: Callable[[Taken], None], header: bytes
+    ) -> Shortcuts | None:
+        """A communicator without `receives` may have Shortcuts for objects and for arrays of any length; else None.
+
+        They wait only a moment for a message. They do nothing while one of the lists `busy` has items. keep: gets a
+        message that they have taken, but that is not of the wanted kind or not complete. header: precedes an object in
+        its message, which is an array of bytes.
+        """
+        return None
+
     def await_arrival(self, seconds: float) -> None:
         """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""
         time.sleep(seconds)

@@ -52,7 +52,8 @@ class Message:
 class Taken(NamedTuple):
     """A message that a communicator is receiving.
 
-    memory: an array of its bytes; it holds the data once `work` is done. source, tag, dtype: the message's.
+    memory: its bytes, writable, by the buffer protocol; it holds the data once `work` is done. source, tag, dtype: the
+    message's.
     """
 
     source: int
@@ -63,7 +64,7 @@ class Taken(NamedTuple):
 
     @property
     def message(self) -> Message:
-        return Message(self.source, self.tag, self.memory.nbytes // self.dtype.itemsize, self.dtype)
+        return Message(self.source, self.tag, len(self.memory) // self.dtype.itemsize, self.dtype)
 
 
 class Arrival(Work[None]):

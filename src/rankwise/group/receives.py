@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -12,22 +11,21 @@ from operator import itemgetter
 from typing import Any, TypeVar
 from weakref import ref
 
-from rankwise._native import is_basic, load_basic
+import numpy as np
+
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.encoding import IN_STREAM
+from rankwise.contract.work import Work
 from rankwise.group.work import wait_or_cancel
 
 T = TypeVar("T")
 
 PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks that find nothing: half of those waited already
-LOOKS = 100  # before a receive is posted
-TAGS = 1 << 31  # those of the array level
 
 
 class ReceiveQueue(Receives):
@@ -77,57 +75,13 @@ class ReceiveQueue(Receives):
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
 
-    def recv_any_plain(self, src: Any, tag: Any, timeout: float | None) -> Any:
-        """As in Shortcuts, if the message comes soon. So is `recv_object_plain`."""
-        taken = self._take_soon(src, tag, False)
-        return NotImplemented if taken is None else (taken.memory, taken.source, taken.tag, taken.dtype)
+    def quick(self) -> Shortcuts | None:
+        """What has recv_any_plain, recv_object_plain and send_object_plain, which give up while receives wait here."""
+        return self.comm.quick_messages((self.kept, self._waiting), self._keep_new, MAGIC)
 
-    def recv_object_plain(
-        self, src: Any, tag: Any, timeout: float | None, read: Callable[[Any, int], Any], constructor: tuple[str, str]
-    ) -> Any:
-        taken = self._take_soon(src, tag, True)
-        if taken is None:
-            return NotImplemented
-        if taken.memory.size < IN_STREAM:
-            found = load_basic(taken.memory.tobytes()[_HEAD:], constructor)
-            if found is not NotImplemented:
-                return found
-        return read(content(taken), taken.source)
-
-    def send_object_plain(self, obj: Any, dst: Any, tag: Any) -> bool:
-        if not (type(dst) is int and 0 <= dst < self._world_size and type(tag) is int and 0 <= tag < TAGS):
-            return False
-        if not is_basic(obj):
-            return False
-        work = self.comm.send_bytes(MAGIC + pickle.dumps(obj, 5), dst, tag)
-        if work is not COMPLETE:
-            wait_or_cancel(work)
-        return True
-
-    def _take_soon(self, src: Any, tag: Any, objects: bool) -> Taken | None:
-        """The next message, if it is complete after a few looks, and is an object, or is none, as is wanted.
-
-        Otherwise None: a receive must then be posted, which gets the message if there is one.
-        """
-        plain = (src is ANY or (type(src) is int and 0 <= src < self._world_size)) and (
-            tag is ANY or (type(tag) is int and 0 <= tag < TAGS)
-        )
-        if not plain or self._waiting or self.kept or not self._any_source:
-            return None
-        for _ in range(LOOKS):
-            taken = self.comm.take(src, tag)
-            if taken is not None:
-                fits = False
-                try:
-                    if taken.work is COMPLETE or _ended(taken.work):
-                        fits = (taken.dtype is _U8 and taken.memory[:_HEAD].tobytes() == MAGIC) is objects
-                finally:  # also after an exception, such as a signal handler's
-                    if not fits:
-                        with self._lock:
-                            self._keep(taken)
-                return taken if fits else None
-            self.comm.await_arrival(PAUSE)
-        return None
+    def _keep_new(self, taken: Taken) -> None:
+        with self._lock:
+            self._keep(taken)
 
     def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
         """check: raises if the complete message is of the wrong kind; the message is then kept."""
@@ -181,7 +135,7 @@ class ReceiveQueue(Receives):
                     self._begin(receive)
                 if receive.error is None and receive.taken is None:
                     before.append(receive)
-            self._waiting = [ref(receive) for receive in before]
+            self._waiting[:] = map(ref, before)
 
     def forget(self, receive: QueuedReceive) -> None:
         """Take a failed receive out of the queue, or keep the message that it has taken."""
@@ -242,7 +196,7 @@ class QueuedReceive(Arrival):
 
     def memory(self) -> Any:
         assert self.taken is not None
-        return content(self.taken) if self._operation == "recv_object" else self.taken.memory
+        return content(self.taken) if self._operation == "recv_object" else _array(self.taken)
 
     def done(self) -> bool:
         self._progress()
@@ -313,7 +267,7 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
                 f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
         room = buffer.kind.staged(buffer)
-        ctypes.memmove(room.ptr, address(taken.memory), room.nbytes)
+        ctypes.memmove(room.ptr, address(_array(taken)), room.nbytes)
         if room is not buffer:
             room.finish()
 
@@ -356,12 +310,17 @@ _HEAD, _U8 = len(MAGIC), DType.U8  # looked up by every receive
 
 
 def is_object(taken: Taken) -> bool:
-    return taken.dtype is _U8 and taken.memory[:_HEAD].tobytes() == MAGIC
+    return taken.dtype is _U8 and memoryview(taken.memory)[:_HEAD] == MAGIC
 
 
 def content(taken: Taken) -> Any:
     """The encoded object of a message that is one."""
-    return taken.memory[_HEAD:]
+    return memoryview(taken.memory)[_HEAD:]
+
+
+def _array(taken: Taken) -> Any:
+    """The message's bytes as an array."""
+    return np.frombuffer(taken.memory, np.uint8) if len(taken.memory) else np.empty(0, np.uint8)
 
 
 def _check_object(taken: Taken) -> None:

@@ -5,30 +5,36 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from rankwise._native import MpiQuickMessages, MpiRequest
 from rankwise.backends.composed.matching import mismatch
-from rankwise.backends.mpi.transport import DTYPES, TAGS_PER_TAG, Transport
+from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
 from rankwise.contract.work import COMPLETE, Work
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
 BURST = 32  # polls between two yields or sleeps: in one poll, some MPIs take in only one of many messages
+LOOKS = 10  # probes in one look for a message, for the same reason
 YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
 SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
 
+DTYPES = tuple(DType)  # by number: faster than DType(number)
 _U8 = DType.U8  # faster to look up than a member of the enum
 
 
+class QuickMessages(MpiQuickMessages, Shortcuts):
+    """The native methods come first."""
+
+
 class Channel:
-    """The pending messages of one rank."""
+    """The pending messages of one rank. MPI's tag of a message contains its dtype, which a receive checks."""
 
     def __init__(
         self,
@@ -40,51 +46,83 @@ class Channel:
 
         failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
         """
-        self.transport = transport
-        self._guard = None if transport.concurrent else transport.guard
+        messages, guard = transport.messages, transport.guard
+        self._messages, self.guard = messages, guard
+        self._send, self._send_bytes, self._recv = (
+            guard(messages.send),
+            guard(messages.send_bytes),
+            guard(messages.recv),
+        )
+        self._find, self._take = guard(messages.find), guard(messages.take)
         self.engine_errors = engine_errors
         self.failed = failed
         self.timeout = 0.0
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
         self._requests: dict[int, Request] = {}  # `sync` waits for these
-        self._lost: list[object] = []  # memory that MPI may still use, although starting the message was interrupted
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
-        memory = self.transport.bytes(ptr, count * ITEMSIZE[dtype])
-        label = tag * TAGS_PER_TAG + dtype
-        return self._begin("send", None, dest, tag, keep, 1, self.transport.isend, memory, dest, label)
+        return self._sent(self._send, dest, tag, ptr, count * ITEMSIZE[dtype], dest, tag * TAGS_PER_TAG + dtype, keep)
 
     def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
-        transport, size = self.transport, len(data)
-        memory = data if size <= transport.most else transport.wide(data, size)
-        return self._begin("send", None, dest, tag, data, 1, transport.isend, memory, dest, tag * TAGS_PER_TAG + _U8)
+        return self._sent(self._send_bytes, dest, tag, data, dest, tag * TAGS_PER_TAG + _U8)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, polls: int = 0) -> Work[None]:
-        """polls: how often to test for the message before this returns; COMPLETE if it has come."""
-        transport = self.transport
-        memory = transport.bytes(ptr, count * ITEMSIZE[dtype])
-        source = transport.any_source if src == ANY else src
-        label = transport.any_tag if tag == ANY else tag * TAGS_PER_TAG + dtype
-        return self._begin("recv", (count, dtype), src, tag, keep, polls, transport.irecv, memory, source, label)
+    def _sent(self, begin: Callable[..., MpiRequest | None], dest: int, tag: int, *args: Any) -> Work[None]:
+        try:
+            pending = begin(*args)
+        except self.engine_errors as error:
+            raise self.failed(error, _where("send", dest, tag, None)) from error
+        return COMPLETE if pending is None else Request(self, "send", pending, None, dest, tag)
+
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, tests: int = 0) -> Work[None]:
+        """tests: how often to test for the message before this returns; COMPLETE if it has come."""
+        label = ANY if tag == ANY else tag * TAGS_PER_TAG + dtype
+        try:
+            pending = self._recv(ptr, count * ITEMSIZE[dtype], src, label, tests, keep)
+        except self.engine_errors as error:
+            raise self.failed(error, _where("recv", src, tag, (count, dtype))) from error
+        return COMPLETE if pending is None else Request(self, "recv", pending, (count, dtype), src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        return self.transport.probe(src, tag)
+        found = self._find(src, tag, LOOKS)
+        if found is None:
+            return None
+        source, number, code, size = found
+        return Message(source, number, size // ITEMSIZE[DTYPES[code]], DTYPES[code])
 
     def take(self, src: int, tag: int) -> Taken | None:
-        transport = self.transport
-        status = transport.new_status()
-        if not transport.find(src, tag, status):
+        found = self._take(src, tag, LOOKS)
+        if found is None:
             return None
-        source, label = status.Get_source(), status.Get_tag()
-        matched = transport.improbe(source, label, status)
-        if matched is None:  # another thread has received it meanwhile
-            return None
-        number, code = label // TAGS_PER_TAG, label % TAGS_PER_TAG
-        size = status.Get_elements(transport.byte)
-        memory = np.empty(size, np.uint8)
-        into = memory if size <= transport.most else transport.wide(memory, size)
-        work = self._begin("recv", None, source, number, memory, 1, matched.Irecv, into)
-        return Taken(source, number, DTYPES[code], memory, work)
+        return self._taken(*found)
+
+    def _taken(self, source: int, tag: int, code: int, memory: bytearray, pending: MpiRequest | None) -> Taken:
+        work = COMPLETE if pending is None else Request(self, "recv", pending, None, source, tag)
+        return Taken(source, tag, DTYPES[code], memory, work)
+
+    def quick(
+        self,
+        world_size: int,
+        tags: int,
+        header: bytes,
+        busy: Sequence[list[Any]],
+        usable: Callable[[], bool],
+        keep: Callable[[Taken], None],
+    ) -> QuickMessages:
+        """See Communicator.quick_messages. usable: whether the group has not failed, and messages are not counted."""
+
+        def wait(pending: MpiRequest, dest: int, tag: int) -> None:
+            Request(self, "send", pending, None, dest, tag).wait()
+
+        def failed(error: Exception, operation: str, peer: int, tag: int) -> None:
+            raise self.failed(error, _where(operation, peer, tag, None)) from error
+
+        return QuickMessages(
+            self._messages, world_size, tags, header, busy, usable, lambda *found: keep(self._taken(*found)), wait,
+            failed,
+        )  # fmt: skip
+
+    def add(self, request: Request) -> None:
+        self._requests[id(request)] = request
 
     def sync(self) -> None:
         if self._requests:
@@ -99,43 +137,6 @@ class Channel:
     def over(self, request: Request) -> None:
         self._requests.pop(id(request), None)
 
-    def _begin(
-        self,
-        operation: str,
-        expected: tuple[int, DType] | None,
-        peer: int,
-        tag: int,
-        keep: object,
-        polls: int,
-        begin: Callable[..., Any],
-        *args: Any,
-    ) -> Work[None]:
-        """begin(*args) returns MPI's request, which is then tested up to `polls` times. The rest is as in Request."""
-        guard, status = self._guard, None if expected is None else self.transport.new_status()
-        test = None
-        try:
-            test = begin(*args).Test if guard is None else guard(guard(begin)(*args).Test)
-            while polls and not test(status):
-                polls -= 1
-            if polls and (expected is None or self.transport.described(status)[2:] == expected):
-                return COMPLETE
-        except self.engine_errors as error:
-            raise self.failed(error, _where(operation, peer, tag, expected)) from error
-        except BaseException:  # a signal handler's
-            if test is None:
-                self._lost.append(keep)
-            else:  # the message is still on its way
-                self._pending(Request(self, operation, test, status, expected, peer, tag, keep))
-            raise
-        request = self._pending(Request(self, operation, test, status, expected, peer, tag, keep))
-        if polls:  # it is complete, but another message was expected
-            request.end()
-        return request
-
-    def _pending(self, request: Request) -> Request:
-        self._requests[id(request)] = request
-        return request
-
 
 def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | None) -> str:
     expects = f", count={expected[0]}, dtype={DTYPE_NAMES[expected[1]]}" if expected else ""
@@ -145,30 +146,28 @@ def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | No
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    test, status: MPI's Test of the request, and what it fills in. expected: the count and dtype of a receive that was
-    posted before its message was known. peer, tag: as passed to send or recv. keep: what owns the memory.
+    request: MPI's. expected: the count and dtype of a receive that was posted before its message was known. peer, tag:
+    as passed to send or recv.
     """
 
     def __init__(
         self,
         channel: Channel,
         operation: str,
-        test: Callable[[Any], bool],
-        status: Any,
+        request: MpiRequest,
         expected: tuple[int, DType] | None,
         peer: int,
         tag: int,
-        keep: object,
     ) -> None:
         self._channel = channel
-        self._keep = keep
         self._operation = operation
-        self._test, self._status = test, status
+        self._request, self._test = request, channel.guard(request.test)
         self._expected = expected
         self.source, self.tag = peer, tag
         self._lock = threading.Lock()
         self._over = False
         self._error: RankwiseError | None = None
+        channel.add(self)
 
     @property
     def _where(self) -> str:
@@ -185,30 +184,27 @@ class Request(Work[None]):
 
     def _poll(self, times: int) -> bool:
         """Whether MPI has completed the request, which this tests up to `times` times."""
-        test, status = self._test, self._status
         with self._lock:
             if self._over:
                 return True
             try:
-                while not test(status):
-                    times -= 1
-                    if not times:
-                        return False
+                if not self._test(times):
+                    return False
             except self._channel.engine_errors as error:
                 self._error = self._channel.failed(error, self._where)
-            self.end()
+            if self._expected is not None and self._error is None:
+                self._check(*self._expected)
+            self._over = True
+            self._channel.over(self)
         return True
 
-    def end(self) -> None:
-        """MPI has completed the request: check the message, and release the memory."""
-        if self._expected is not None and self._error is None:
-            self.source, self.tag, count, dtype = self._channel.transport.described(self._status)
-            wrong = mismatch(self.tag, count, dtype, *self._expected)
-            if wrong is not None:
-                self._error = self._channel.failed(wrong, self._where)
-        self._over = True
-        self._keep = None
-        self._channel.over(self)
+    def _check(self, count: int, dtype: DType) -> None:
+        """Check that the message is of this count and dtype."""
+        self.source, label, size = self._request.described()
+        self.tag, code = divmod(label, TAGS_PER_TAG)
+        wrong = mismatch(self.tag, size // ITEMSIZE[DTYPES[code]], DTYPES[code], count, dtype)
+        if wrong is not None:
+            self._error = self._channel.failed(wrong, self._where)
 
     def _wait(self, timeout: float | None) -> None:
         """Poll until it is complete.
@@ -237,7 +233,7 @@ class Request(Work[None]):
         """If the next message matches this receive except in dtype, it can never be received: that is an error."""
         if self._expected is None or ANY in (self.source, self.tag):
             return
-        found = self._channel.transport.probe(self.source, self.tag)
+        found = self._channel.probe(self.source, self.tag)
         if found is not None and found.dtype is not self._expected[1]:
             wrong = mismatch(self.tag, found.count, found.dtype, *self._expected)
             assert wrong is not None

@@ -1,4 +1,4 @@
-"""MPI's communicator, its point-to-point calls, and how memory is described to MPI."""
+"""MPI's communicator, its messages, and how memory is described to MPI."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import CallLock
-from rankwise.contract.message import ANY, Message
-from rankwise.contract.types import ITEMSIZE, DType
+from rankwise.backends.mpi import functions
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -17,10 +16,6 @@ T = TypeVar("T")
 
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
-
-BURST = 10  # probes in one look for a message: in one probe, some MPIs take in only one of many messages
-
-DTYPES = tuple(DType)  # by number: faster than DType(number)
 
 _ONE_AT_A_TIME = CallLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
 
@@ -42,39 +37,11 @@ class Transport:
         self.lock = None if self.concurrent else _ONE_AT_A_TIME
         self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
         self.byte = MPI.BYTE
-        self.isend, self.irecv = comm.Isend, comm.Irecv
-        self._iprobe, self.improbe = self.guard(comm.Iprobe), self.guard(comm.Improbe)
-        self.new_status = MPI.Status
-        self.any_source, self.any_tag = MPI.ANY_SOURCE, MPI.ANY_TAG
+        self.messages = functions.messages(MPI, comm, TAGS_PER_TAG, self.wide_type)
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
         self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
         self._wides: dict[int, Any] = {}
-
-    # ---- point-to-point: the tag contains the dtype, which `probe` returns and a receive checks ----
-
-    def probe(self, src: int, tag: int) -> Message | None:
-        status = self.new_status()
-        return Message(*self.described(status)) if self.find(src, tag, status) else None
-
-    def find(self, src: int, tag: int, status: Any) -> bool:
-        """Whether a message has arrived that a receive would match. If so, `status` describes it."""
-        source = self.any_source if src == ANY else src
-        probes = BURST
-        while not self._iprobe(source, self.any_tag, status):
-            probes -= 1
-            if not probes:
-                return False
-        if tag == ANY or status.Get_tag() // TAGS_PER_TAG == tag:
-            return True
-        # It is behind others.
-        return any(self._iprobe(source, tag * TAGS_PER_TAG + dtype, status) for dtype in DTYPES)
-
-    def described(self, status: Any) -> tuple[int, int, int, DType]:
-        """The source, tag, count and dtype of the message that an MPI status describes."""
-        tag, code = divmod(status.Get_tag(), TAGS_PER_TAG)
-        dtype = DTYPES[code]
-        return status.Get_source(), tag, status.Get_elements(self.byte) // ITEMSIZE[dtype], dtype
 
     def guard(self, call: Callable[..., T]) -> Callable[..., T]:
         """A call of MPI that does not block, made with no other at the same time if this MPI requires that."""
@@ -100,10 +67,14 @@ class Transport:
         return (whole, size, self.byte) if size <= self.most else self.wide(whole, size)
 
     def wide(self, memory: Any, size: int) -> tuple[Any, int, Any]:
-        """More bytes than a count can say: one element of a datatype of this size, which is kept."""
+        """More bytes than a count can say: one element of a datatype of this size."""
+        return memory, 1, self.wide_type(size)
+
+    def wide_type(self, size: int) -> Any:
+        """A datatype of this size, which is kept."""
         if size not in self._wides:
             self._wides[size] = self._span(0, size)
-        return memory, 1, self._wides[size]
+        return self._wides[size]
 
     def _span(self, start: int, size: int) -> Any:
         """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
