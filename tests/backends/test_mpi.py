@@ -244,6 +244,51 @@ group.close()
     assert ran.returncode == 0, ran.stderr
 
 
+def test_objects_of_any_length_and_messages_of_another_kind(mpi: Path) -> None:
+    code = """
+def refused(receive):
+    try:
+        receive(0)
+    except rw.MismatchError:
+        return
+    raise AssertionError("it was received")
+
+objects = [None, "x" * 5000, ["y"] * 20000, {"a": np.arange(3)}, range(9), {"a": np.ones(100000)}]
+arrays = [np.arange(0), np.arange(4), np.ones(100000)]
+if group.rank == 0:
+    for one in objects:
+        group.send_object(one, 1)
+    for one in arrays:
+        group.send(one, 1)
+    group.send_object("last", 1)
+else:
+    for one in objects:
+        got = group.recv_object(0)
+        assert str(got) == str(one) and type(got) is type(one), got
+    for one in arrays:
+        refused(group.recv_object)
+        assert np.array_equal(group.recv_any(0).data, one)
+    refused(group.recv_any)
+    assert group.recv_object(0) == "last"
+"""
+    ran = program(mpi, 2, code + ENDS)
+    assert ran.returncode == 0, ran.stderr
+
+
+@ON_MPICH
+def test_an_mpi_that_one_thread_at_a_time_may_call(mpi: Path) -> None:
+    code = """
+from mpi4py import MPI
+from rankwise.testing.scenarios import SCENARIOS
+assert MPI.Query_thread() == MPI.THREAD_SERIALIZED
+for name in ("every_pair", "messages_from_any_rank", "messages_of_unknown_size"):
+    SCENARIOS[name](group)
+assert group.all_gather_object(group.rank) == [0, 1]
+"""
+    ran = program(mpi, 2, code + ENDS, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert ran.returncode == 0, ran.stderr
+
+
 @ON_MPICH
 def test_a_message_of_another_size_or_type(mpi: Path) -> None:
     code = """
