@@ -153,18 +153,6 @@ private:
 
 // The array level's quickest way: see Communicator.quick_messages.
 class MpiQuickMessages {
-public:
-    // header: precedes an object in its message. busy: as long as one of these lists has items, nothing is done here.
-    // usable(): whether a call may be done here. keep(source, tag, dtype, memory, request): keeps a message that has
-    // been taken. wait(request, dest, tag): waits for a send. failed(error, operation, peer, tag): raises what explains
-    // it.
-    MpiQuickMessages(MpiMessages messages, int world_size, long tags, nb::bytes header, std::vector<nb::list> busy,
-                     nb::object usable, nb::object keep, nb::object wait, nb::object failed)
-        : messages_(std::move(messages)), world_size_(world_size), tags_(std::min(tags, kTags)),
-          header_(std::move(header)), busy_(std::move(busy)), usable_(std::move(usable)), keep_(std::move(keep)),
-          wait_(std::move(wait)), failed_(std::move(failed)) {}
-
-private:
     // What f returns; an error of MPI is explained.
     template <class F> auto explained(const char* operation, int peer, int tag, const F& f) const {
         try {
@@ -200,6 +188,16 @@ private:
     }
 
 public:
+    // header: precedes an object in its message. busy: as long as one of these lists has items, nothing is done here.
+    // usable(): whether a call may be done here. keep(source, tag, dtype, memory, request): keeps a message that has
+    // been taken. wait(request, dest, tag): waits for a send. failed(error, operation, peer, tag): raises what explains
+    // it.
+    MpiQuickMessages(MpiMessages messages, int world_size, long tags, nb::bytes header, std::vector<nb::list> busy,
+                     nb::object usable, nb::object keep, nb::object wait, nb::object failed)
+        : messages_(std::move(messages)), world_size_(world_size), tags_(std::min(tags, kTags)),
+          header_(std::move(header)), busy_(std::move(busy)), usable_(std::move(usable)), keep_(std::move(keep)),
+          wait_(std::move(wait)), failed_(std::move(failed)) {}
+
     bool send_object_plain(nb::handle object, nb::handle dst, nb::handle label) const {
         const int to = rank_or_tag(dst, world_size_), tag = rank_or_tag(label, tags_);
         if (to < 0 || tag < 0 || !is_basic(object) || !nb::cast<bool>(usable_())) return false;

@@ -13,7 +13,7 @@ namespace mpi {
 using Handle = uint64_t;  // holds one of MPI's, which is an int or a pointer
 
 struct Status {
-    alignas(16) char data[64];
+    alignas(16) char data[64];  // STATUS in backends/mpi/functions.py
     int at(size_t offset) const {
         int field;
         std::memcpy(&field, data + offset, sizeof field);

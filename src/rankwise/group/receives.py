@@ -40,7 +40,6 @@ class ReceiveQueue(Receives):
         self.comm = comm
         self.kept: list[tuple[int, Taken]] = []
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
-        self._world_size, self._any_source = comm.world_size, comm.any_source
         self._lock = threading.Lock()
         # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
         self._waiting: list[ref[QueuedReceive]] = []
@@ -272,14 +271,6 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
             room.finish()
 
     return QueuedReceive(queue, "recv", src, tag, copy)
-
-
-def _ended(work: Work[None]) -> bool:
-    """Whether it is complete. Raises its error, if it has failed."""
-    if not work.done():
-        return False
-    work.wait()
-    return True
 
 
 def _matches(taken: Taken, src: int, tag: int) -> bool:

