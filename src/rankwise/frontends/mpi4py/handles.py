@@ -29,7 +29,7 @@ class Handle:
         if handle is not None and not isinstance(handle, cls._root):
             raise TypeError(f"{cls.__name__}: expected a {cls._root.__name__} or None, got {type(handle).__name__}")
         self = object.__new__(cls)
-        self._refer(None if handle is None else handle._h)
+        self._h = None if handle is None else handle._h
         return self
 
     def __init__(self, handle: Any = None, *args: Any, **options: Any) -> None:
@@ -44,11 +44,8 @@ class Handle:
     def _of(cls: type[H], h: Any) -> H:
         """A handle of this object."""
         self = object.__new__(cls)
-        self._refer(h)
-        return self
-
-    def _refer(self, h: Any) -> None:
         self._h = h
+        return self
 
     def _live(self) -> Any:
         """The object. Raises an MPI error for a null handle."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.contract.message import Message as Found
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import Arriving, Pending, Persistent, Receiving, Together, ToItself
+from rankwise.frontends.mpi4py.pending import SENT, Arriving, Pending, Persistent, Receiving, Together, ToItself
 from rankwise.frontends.mpi4py.pickling import parts_of, read_trusted, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, plain, simple
@@ -34,29 +34,20 @@ class Messages(Handle):
 
     _h: Context | None
 
-    def _live(self) -> Context:
-        return super()._live()  # type: ignore[no-any-return]
+    if TYPE_CHECKING:
 
-    def _refer(self, h: Context | None) -> None:
-        self._h = h
-        if h is not None:  # the ways of the fastest calls
-            self._send_array, self._recv_array = h.shortcuts.send_array, h.shortcuts.recv_array_up_to
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_send_array", "_recv_array"):
-            self._live()
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        def _live(self) -> Context: ...
 
     # ---- buffers ----
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        x = plain(buf)
-        if x is not None and self._send_array(x, dest, tag):
+        x, context = plain(buf), self._h or self._live()
+        if x is not None and context.shortcuts.send_array(x, dest, tag):
             return
-        to = self._live().destination(dest, tag)
+        to = context.destination(dest, tag)
         if to is not None:
             blocks = simple(buf, False)
-            if not self._send_array(blocks.elements(blocks.packed()), to, int(tag)):
+            if not context.shortcuts.send_array(blocks.elements(blocks.packed()), to, int(tag)):
                 self._begin_send(buf, dest, tag).wait()
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Pending:
@@ -76,7 +67,10 @@ class Messages(Handle):
             if work is None:
                 inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
                 return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
-        return _started(work)
+        if work is True:
+            return SENT
+        work.started = True  # it goes on even if the program drops the request
+        return Pending(work)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request._of(self._begin_send(buf, dest, tag))
@@ -112,8 +106,9 @@ class Messages(Handle):
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         x = plain(buf)
         if x is not None:
+            shortcuts = (self._h or self._live()).shortcuts
             try:
-                message = self._recv_array(x, _ANY.get(source, source), _ANY.get(tag, tag))
+                message = shortcuts.recv_array_up_to(x, _ANY.get(source, source), _ANY.get(tag, tag))
             except MismatchError:  # the message is too long, or an object, and is still there
                 message = None
             if message is not None:
@@ -131,14 +126,14 @@ class Messages(Handle):
         work = None if x is None else start(x, src, label, context.group)
         if work is not None:
             work.started = True
-            return Receiving(context.receives, work, src, label, partial(simple, buf, True), None)
+            return Receiving(context.receives, work, src, label, buf)
         blocks = simple(buf, True)
         room = blocks.room()
         work = start(blocks.elements(room), src, label, context.group)
         if work is None:  # on this backend the length must be known
             return Arriving(context.receives, src, label, blocks)
         work.started = True
-        return Receiving(context.receives, work, src, label, lambda: blocks, room)
+        return Receiving(context.receives, work, src, label, buf, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request._of(self._begin_receive(buf, source, tag))
@@ -169,7 +164,13 @@ class Messages(Handle):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag).Wait(status)
+        receiving = self._begin_receive(recvbuf, source, recvtag)
+        try:
+            self._begin_send(sendbuf, dest, sendtag).wait()
+        except BaseException:
+            receiving.cancel()
+            raise
+        _finish(receiving, status)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
@@ -202,7 +203,7 @@ class Messages(Handle):
         context = self._live()
         sent, group = wrap(obj), context.group
         if context.shortcuts.isend_object_plain(sent, dest, tag):
-            return Request._of(Pending())
+            return Request._of(SENT)
         to = context.destination(dest, tag)
         if to is None:
             return Request._of(Pending())
@@ -366,14 +367,6 @@ class Message(Handle, root=True):
         return None if found is None else cls(found)
 
     probe, iprobe = Probe, Iprobe
-
-
-def _started(work: Any) -> Pending:
-    """A send that the engine has begun. It goes on even if the program drops the request."""
-    if work is True:  # it is complete
-        return Pending()
-    work.started = True
-    return Pending(work)
 
 
 def _finish(receiving: Pending, status: Status | None) -> Any:

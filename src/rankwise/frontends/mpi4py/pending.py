@@ -12,7 +12,7 @@ import numpy as np
 from rankwise import CollectiveTimeout, Group, MismatchError
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap
-from rankwise.frontends.mpi4py.specs import Blocks, truncated
+from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
 from rankwise.frontends.mpi4py.status import EMPTY
 from rankwise.group.object_block import read
 
@@ -24,6 +24,7 @@ class Pending:
     object. cancelled: whether it was cancelled.
     """
 
+    message: tuple[int, int, int] = EMPTY
     result: Any = None
     cancelled = False
 
@@ -44,6 +45,10 @@ class Pending:
     def awaited(self) -> list[Any]:
         """The works that it waits for."""
         return [] if self.work is None else [self.work]
+
+
+SENT = Pending()
+"""Every send that was complete when it had started: most short ones."""
 
 
 class Receives:
@@ -140,16 +145,24 @@ _NONE = pickle.dumps(None, 5)
 class Receiving(Pending):
     """A receive by the engine into a buffer that may be longer than the message.
 
-    blocks: returns the buffer's blocks. room: memory in which the message arrives first, if it is not the buffer's own.
+    buf: the buffer, as the program gave it. blocks: its blocks, if they are known. room: memory in which the message
+    arrives first, if it is not the buffer's own.
     """
 
+    complete = False
+
     def __init__(
-        self, receives: Receives, work: Any, source: int, tag: int, blocks: Callable[[], Blocks], room: Bytes | None
+        self,
+        receives: Receives,
+        work: Any,
+        source: int,
+        tag: int,
+        buf: Any,
+        blocks: Blocks | None = None,
+        room: Bytes | None = None,
     ) -> None:
-        super().__init__(work)
-        self.receives, self.source, self.tag = receives, source, tag
-        self.blocks, self.room = blocks, room
-        self.complete = False
+        self.receives, self.work, self.source, self.tag = receives, work, source, tag
+        self.buf, self.blocks, self.room = buf, blocks, room
 
     def wait(self) -> None:
         if self.complete or self.cancelled:
@@ -157,14 +170,14 @@ class Receiving(Pending):
         try:
             self.work.wait()
         except MismatchError:  # the message is too long, or an object, and is still there
-            other = Arriving(self.receives, self.source, self.tag, self.blocks())
+            other = Arriving(self.receives, self.source, self.tag, self.blocks or simple(self.buf, True))
             other.wait()
             self.message = other.message
         else:
             message: tuple[int, int, int] = self.work.message
             self.message = message
-            if self.room is not None:
-                self.blocks().unpack(self.room[: message[2]])
+            if self.room is not None and self.blocks is not None:
+                self.blocks.unpack(self.room[: message[2]])
         self.complete = True
 
 

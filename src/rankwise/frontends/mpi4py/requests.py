@@ -79,8 +79,11 @@ class Request(Handle, root=True):
 
     @classmethod
     def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
-        each = _statuses(statuses, len(requests))
-        found = [request._end(status) for request, status in zip(requests, each, strict=True)]
+        if statuses is None:
+            found = [request._end(None) for request in requests]
+        else:
+            each = _statuses(statuses, len(requests))
+            found = [request._end(status) for request, status in zip(requests, each, strict=True)]
         return found or None
 
     @classmethod
