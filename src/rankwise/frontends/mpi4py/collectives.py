@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
     Blocks,
     address,
+    divided_array,
     every,
     in_place,
     per_rank,
@@ -88,14 +89,18 @@ def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: 
             count = data.size // dtype.itemsize
             c.collectives.gather(address(data), address(room), count, dtype, root)
         else:
-            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
-            known[c.rank] = data.size
-            counts = _elements(known, dtype)
-            c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, counts))
+            _gather_blocks(c, data, room, dtype, root, sizes)
         if into is not None:
             into.unpack(room)
 
     return body
+
+
+def _gather_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> None:
+    """sizes: the bytes of each rank, which only the root knows."""
+    known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+    known[c.rank] = data.nbytes
+    c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
 
 
 def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
@@ -122,16 +127,20 @@ def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes
             count = room.size // dtype.itemsize
             c.collectives.scatter(address(data), address(room), count, dtype, root)
         else:
-            known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
-            if known[c.rank] > room.size:  # no such scatter is possible, which the other ranks must learn
-                known[c.rank] = room.size
-            counts = _elements(known, dtype)
-            c.collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, counts))
-            room = room[: known[c.rank]]
+            room = room[: _scatter_blocks(c, data, room, dtype, root, sizes)]
         if not stays:
             into.unpack(room)
 
     return body
+
+
+def _scatter_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> int:
+    """sizes: as in _gather_blocks. Returns this rank's."""
+    known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
+    if known[c.rank] > room.nbytes:  # no such scatter is possible, which the other ranks must learn
+        known[c.rank] = room.nbytes
+    c.collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
+    return int(known[c.rank])
 
 
 def _allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
@@ -424,17 +433,81 @@ def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     return c.shortcuts.all_to_all_array(given, into)
 
 
+def _fast_gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
+    mine, into = plain(sendbuf), _divided(c, recvbuf, True) if root == c.rank else _NOTHING
+    dtype = None if mine is None or into is None else dtypes.from_numpy(mine.dtype)
+    if dtype is None or into is None or not mine.flags.c_contiguous:
+        return False
+    if root == c.rank and (dtype is not into.dtype or np.may_share_memory(mine, into.x)):
+        return False
+    sizes = [count * mine.itemsize for count in into.counts] if into.counts else [0] * c.size
+    c.comm.call(partial(_gather_blocks, c, mine, into.x, dtype, c.root(root), sizes))
+    return True
+
+
+def _fast_scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
+    into, given = plain(recvbuf), _divided(c, sendbuf, False) if root == c.rank else _NOTHING
+    dtype = None if into is None or given is None else dtypes.from_numpy(into.dtype)
+    if dtype is None or given is None or not (into.flags.c_contiguous and into.flags.writeable):
+        return False
+    if root == c.rank and (dtype is not given.dtype or np.may_share_memory(given.x, into)):
+        return False
+    sizes = [count * into.itemsize for count in given.counts] if given.counts else [0] * c.size
+    c.comm.call(partial(_scatter_blocks, c, given.x, into, dtype, c.root(root), sizes))
+    return True
+
+
+def _fast_allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
+    mine, into = plain(sendbuf), _divided(c, recvbuf, True)
+    if mine is None or into is None or mine.dtype != into.x.dtype or mine.size != into.counts[c.rank]:
+        return False
+    if not mine.flags.c_contiguous or np.may_share_memory(mine, into.x):
+        return False
+    c.collectives.run(Call(ALL_GATHER_V, address(mine), address(into.x), 0, into.dtype, counts=into.counts))
+    return True
+
+
+def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
+    given, into = _divided(c, sendbuf, False), _divided(c, recvbuf, True)
+    if given is None or into is None or given.dtype is not into.dtype or np.may_share_memory(given.x, into.x):
+        return False
+    at, counts = (address(given.x), address(into.x)), (given.counts, into.counts)
+    c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, into.dtype, send_counts=counts[0], recv_counts=counts[1]))
+    return True
+
+
+class _Divided(NamedTuple):
+    """A plain array of blocks that follow each other; counts: the elements of each rank's."""
+
+    x: Any
+    counts: list[int]
+    dtype: DType
+
+
+_NOTHING = _Divided(np.zeros(0, np.uint8), [], DType.U8)  # what a rank has that is not the root
+
+
+def _divided(c: Context, spec: Any, writes: bool) -> _Divided | None:
+    found = divided_array(spec, c.size)
+    if found is None:
+        return None
+    x, dtype = found[0], dtypes.from_numpy(found[0].dtype)
+    if dtype is None or not x.flags.c_contiguous or (writes and not x.flags.writeable):
+        return None
+    return _Divided(*found, dtype)
+
+
 _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
     "Barrier": (_barrier, _fast_barrier),
     "Bcast": (_bcast, _fast_bcast),
     "Gather": (_gather, _fast_gather),
-    "Gatherv": (_gatherv, None),
+    "Gatherv": (_gatherv, _fast_gatherv),
     "Scatter": (_scatter, _fast_scatter),
-    "Scatterv": (_scatterv, None),
+    "Scatterv": (_scatterv, _fast_scatterv),
     "Allgather": (_allgather, _fast_allgather),
-    "Allgatherv": (_allgatherv, None),
+    "Allgatherv": (_allgatherv, _fast_allgatherv),
     "Alltoall": (_alltoall, _fast_alltoall),
-    "Alltoallv": (_alltoallv, None),
+    "Alltoallv": (_alltoallv, _fast_alltoallv),
     "Alltoallw": (_alltoallw, None),
     "Reduce": (_reduce, _fast_reduce),
     "Allreduce": (_allreduce, _fast_allreduce),

@@ -193,11 +193,13 @@ def divided_array(spec: Any, blocks: int) -> tuple[Any, list[int]] | None:
         return None
     buf, counts, displs, datatype = _parts(spec)
     x = plain(buf if datatype is None else [buf, datatype])
-    if x is None or type(counts) not in (list, tuple):
+    if x is None or type(counts) not in (list, tuple, ndarray):
         return None
     counts = _ints(counts, blocks, "counts")
     starts = list(accumulate(counts, initial=0))
-    if min(counts) < 0 or starts.pop() > x.size or (displs is not None and list(displs) != starts):
+    if min(counts) < 0 or starts.pop() > x.size:
+        return None
+    if displs is not None and (not hasattr(displs, "__len__") or list(displs) != starts):
         return None
     return x, counts
 
@@ -374,9 +376,11 @@ def _entries(kind: Datatype, length: int) -> int:
 
 
 def _ints(values: Any, blocks: int, what: str) -> list[int]:
-    if not hasattr(values, "__len__"):
-        values = [values] * blocks
-    found = [operator.index(value) for value in values]
+    if type(values) is ndarray and values.dtype.kind in "iu":
+        found: list[int] = values.tolist()
+    else:
+        each = values if hasattr(values, "__len__") else [values] * blocks
+        found = [operator.index(value) for value in each]
     if len(found) != blocks:
         raise ValueError(f"message: expecting {blocks} {what}, got {len(found)}")
     return found
