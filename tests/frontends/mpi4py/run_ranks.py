@@ -84,6 +84,38 @@ def buffers() -> None:
     equal(truth, [size == 1, True])
 
 
+def vectors() -> None:
+    """Vector collectives, whose buffers are specified in every form; another one on each rank."""
+    counts = [2 * i % 3 for i in range(size)]
+    starts = [sum(counts[:i]) for i in range(size)]
+    forms = (
+        lambda x: [x, counts],
+        lambda x: [x, counts, MPI.DOUBLE],
+        lambda x: [x, np.array(counts), np.array(starts), MPI.DOUBLE],
+        lambda x: [x, (np.array(counts, "i"), starts)],
+        lambda x: [x, (counts, None), "d"],
+    )
+    expected = np.repeat(np.arange(size), counts) + 0.5
+    for turn in range(len(forms)):
+        form = forms[(rank + turn) % len(forms)]
+        room = np.zeros(sum(counts) + 1)
+        mine = np.full(counts[rank], rank + 0.5)
+        comm.Allgatherv(mine, form(room))
+        equal(room[:-1], expected)
+        room[:] = 0
+        comm.Gatherv([mine, MPI.DOUBLE], form(room) if rank == turn % size else None, root=turn % size)
+        equal(room[:-1], expected if rank == turn % size else 0 * expected)
+        part = np.zeros(counts[rank])
+        comm.Scatterv(form(expected * 2) if rank == turn % size else None, part, root=turn % size)
+        equal(part, [2 * rank + 1.0] * counts[rank])
+        sent, got = np.full(size * counts[rank], rank + 0.5), np.zeros(sum(counts))
+        comm.Alltoallv([sent, [counts[rank]] * size], form(got))
+        equal(got, expected)
+    part = np.full(2 * size, -1.0)
+    comm.Allgatherv(part[:1], [part, [1] * size])  # from memory that it receives in
+    equal(part[:size], np.full(size, -1))
+
+
 def object_messages() -> None:
     sent = [
         7,
@@ -232,7 +264,7 @@ def datatypes() -> None:
     equal(y, [size - 1])
 
 
-for check in (objects, buffers, object_messages, messages, communicators, datatypes):
+for check in (objects, buffers, vectors, object_messages, messages, communicators, datatypes):
     check()
 comm.Barrier()
 print("all well")
