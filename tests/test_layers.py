@@ -94,9 +94,9 @@ NATIVE_HELPERS = {
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"
-EXTENSIONS = {"_native", "_bench"}
-# What only the benchmark needs: no other part of the package loads it.
-BENCHMARK = "tools/bench/"
+EXTENSIONS = {"_native", "_bench", "_mpi"}
+# The only parts of the package that load them.
+LOADS = {"tools/bench/": "_bench", "backends/mpi/": "_mpi"}
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"autograd.py", "jax.py", "mpi4py.py", "numba.py", "torch.py"}
@@ -182,8 +182,7 @@ def python_faults(package: Path) -> Iterator[str]:
             yield f"{inside}: belongs to no room"
             continue
         allowed = MAY_IMPORT[room] | {room}
-        if inside.as_posix().startswith(BENCHMARK):
-            allowed = allowed | {"_bench"}
+        allowed = allowed | {name for folder, name in LOADS.items() if inside.as_posix().startswith(folder)}
 
         tree = ast.parse(path.read_text(encoding="utf-8"), str(inside))
         when_loading = set(run_when_loading(tree))
@@ -333,6 +332,7 @@ def test_files_are_short() -> None:
         ("group/group.py", "import rankwise", "against the arrows"),
         ("backends/native/shm.py", "from rankwise import _bench", "against the arrows"),
         ("tools/run.py", "from rankwise import _bench", "against the arrows"),
+        ("backends/gloo/p2p.py", "from rankwise import _mpi", "against the arrows"),
         (
             "group/group.py",
             "from importlib import import_module\nimport_module('rankwise.backends.native.shm')",

@@ -16,5 +16,4 @@ NB_MODULE(_native, m) {
     bind_registered(m);
     bind_words(m);
     bind_watch(m);
-    bind_mpi(m);
 }

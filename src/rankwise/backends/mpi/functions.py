@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from rankwise._native import MpiMessages
+from rankwise._mpi import MpiMessages
 from rankwise.contract.errors import BackendUnavailable
 
 NAMES = ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Imrecv", "MPI_Get_elements_x")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankwise._native import MpiQuickMessages, MpiRequest
+from rankwise._mpi import MpiQuickMessages, MpiRequest
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError

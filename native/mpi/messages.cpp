@@ -1,5 +1,5 @@
 // Messages over MPI, and the quickest way for Python objects and arrays of any length over them.
-#include "mpi_functions.hpp"
+#include "functions.hpp"
 #include "plain_pickle.hpp"
 
 using namespace mpi;
@@ -255,7 +255,9 @@ MpiMessages* open(const std::vector<Address>& functions, size_t handle_size, Han
 
 }  // namespace
 
-void bind_mpi(nb::module_& m) {
+NB_MODULE(_mpi, m) {
+    m.doc() = "Messages over MPI.";
+    nb::set_leak_warnings(false);  // as in _native
     nb::class_<MpiRequest>(m, "MpiRequest", "A message on its way over MPI.")
         .def("test", &MpiRequest::test, nb::arg("times"))
         .def("described", &MpiRequest::described);
