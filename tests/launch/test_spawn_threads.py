@@ -232,15 +232,16 @@ def test_bad_timeout() -> None:
 def test_a_python_with_a_global_lock_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_threads, "_warned", False)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    rw.spawn(abs, 1, -1, threads=True)
+    rw.spawn(abs, 2, -1, threads=True)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    rw.spawn(abs, 1, -1, threads=True)  # one rank has no other to wait for
     with pytest.warns(UserWarning, match=r"threads=True: this Python has a global interpreter lock") as caught:
-        rw.spawn(abs, 1, -1, threads=True)
+        rw.spawn(abs, 2, -1, threads=True)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rw.spawn(abs, 1, -1, threads=True)
-        rw.Pool(1, threads=True).shutdown()
+        rw.spawn(abs, 2, -1, threads=True)
+        rw.Pool(2, threads=True).shutdown()
 
 
 def test_no_descriptor_or_thread_remains() -> None:

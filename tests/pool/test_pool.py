@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, as_completed
+from concurrent.futures import CancelledError, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -518,6 +518,7 @@ def test_shutdown_without_waiting() -> None:
         time.sleep(0.001)
     pool.shutdown(wait=False, cancel_futures=True)
     assert all(future.cancelled() for future in others)
+    assert wait(others, 60).not_done == set()
     assert first.result(60) is None
     assert all_gone(pids)
 

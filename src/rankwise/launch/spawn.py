@@ -116,7 +116,8 @@ def _on_threads(fn: Callable[[], T], n: int, timeout: float | None) -> list[T]:
 
     if timeout is not None:
         timeout = check_timeout(timeout)
-    rank_threads.warn_of_gil(stacklevel=3)
+    if n > 1:
+        rank_threads.warn_of_gil(stacklevel=3)
     places = rank_threads.places(n, timeout)
     endings = rank_threads.run_on_threads(lambda group: fn(), places)
     errors = [ending.exception() for ending in endings if ending.error is not None]

@@ -177,8 +177,8 @@ class Dealer:
                 self._waiting.remove(task)
             self._changed.notify_all()
         for task in dropped:
-            if not task.future.cancel():  # it was running on a rank that was lost
-                task.future.set_exception(ClosedError("the pool has been shut down"))
+            task.future.cancel()  # not if it was running on a rank that was lost
+            _drop(task, ClosedError("the pool has been shut down"))
         if wait and not now:
             with self._changed:
                 self._changed.wait_for(lambda: not (self._waiting or self._running))
@@ -254,8 +254,7 @@ class Dealer:
             self._waiting = deque(turn for turn in self._waiting if isinstance(turn, Turn))
             self._changed.notify_all()
         for task in left:
-            if not task.future.cancelled():
-                task.future.set_exception(error)
+            _drop(task, error)
 
     # ---- within ----
 
@@ -341,3 +340,11 @@ def _settle(future: TaskFuture, outcome: Outcome) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def _drop(task: Task, error: BaseException) -> None:
+    """End a task that will not run; concurrent.futures.wait must learn of a cancelled one too."""
+    if task.future.cancelled():
+        task.future.set_running_or_notify_cancel()
+    else:
+        task.future.set_exception(error)

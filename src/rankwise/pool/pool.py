@@ -217,7 +217,8 @@ def _threads(n: int, timeout: float | None) -> Threads:
     from rankwise.pool.threads import Threads  # few programs need it
     from rankwise.rank_threads import warn_of_gil
 
-    warn_of_gil(stacklevel=3)
+    if n > 1:
+        warn_of_gil(stacklevel=3)
     return Threads(n, timeout)
 
 

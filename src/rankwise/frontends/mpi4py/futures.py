@@ -1,0 +1,293 @@
+"""mpi4py.futures: its executors, over rankwise's pools."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import rankwise as rw
+from rankwise.frontends.mpi4py.errors import unsupported
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+PREPARES = ("path", "wdir", "env")
+"""The options that change something in the workers before their first task."""
+
+WITHOUT_EFFECT = ("main", "mpi_info", "use_pkl5", "backoff")
+
+_shared: list[rw.Pool] = []  # under `python -m mpi4py.futures`, the other ranks
+
+
+class MPIPoolExecutor(Executor):
+    """An executor whose workers are new processes of this host; under `python -m mpi4py.futures`, the other ranks.
+
+    The workers start with the first task, or with `bootup`. A function of the main program, and a lambda, need
+    cloudpickle.
+
+    Args:
+        max_workers: how many new processes; by default MPI4PY_FUTURES_MAX_WORKERS, else 1. The other ranks are as many
+            as they are.
+        initializer: called with initargs in every worker before its first task.
+        options: mpi4py's. path: a list that precedes sys.path. wdir: the working directory. env: a dict of variables.
+            Of the others, `globals`, `python_exe` and `python_args` are not provided.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        **options: Any,
+    ) -> None:
+        if max_workers is None:
+            max_workers = int(os.environ.get("MPI4PY_FUTURES_MAX_WORKERS") or 1)
+        if max_workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        for name in options.keys() - {*PREPARES, *WITHOUT_EFFECT}:
+            raise unsupported(f"mpi4py.futures.MPIPoolExecutor({name}=...)")
+        self._n, self._given = max_workers, _shared[0] if _shared else None
+        self._pool: rw.Pool | None = None
+        changes = {name: options[name] for name in PREPARES if options.get(name)}
+        self._prepare = partial(_prepare, changes, initializer, tuple(initargs))
+        self._futures: set[Future[Any]] = set()  # those that are not done
+        self._ended = False
+
+    @property
+    def num_workers(self) -> int:
+        return self._workers().n
+
+    def bootup(self, wait: bool = True) -> Self:
+        """Start the workers, if they have not been started. It waits for them in any case."""
+        self._workers()
+        return self
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = self._workers().submit(fn, *args, **kwargs)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        unordered: bool = False,
+        buffersize: int | None = None,
+    ) -> Iterator[Any]:
+        """As concurrent.futures' map. unordered: results as they come. buffersize: how many tasks may be ahead of the
+        results that were taken; by default all.
+        """
+        return self.starmap(fn, zip(*iterables, strict=False), timeout, chunksize, unordered, buffersize)
+
+    def starmap(
+        self,
+        fn: Callable[..., Any],
+        iterable: Iterable[Sequence[Any]],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        unordered: bool = False,
+        buffersize: int | None = None,
+    ) -> Iterator[Any]:
+        """`map` for arguments that are tuples already."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or >= 1.")
+        end = None if timeout is None else time.monotonic() + timeout
+        calls = iter(iterable)
+        chunks = iter(lambda: list(islice(calls, chunksize)), [])
+        results = _Results(in_order=not unordered)
+        submit = partial(self.submit, _chunk, fn)
+        for chunk in islice(chunks, buffersize):
+            results.add(submit(chunk))
+        return _taken(results, chunks, submit, end)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._ended = True
+        if self._pool is None:
+            return
+        if self._pool is not self._given:
+            self._pool.shutdown(wait, cancel_futures=cancel_futures)
+            return
+        for future in list(self._futures) if cancel_futures else ():
+            future.cancel()
+        if wait:
+            _wait(self._futures)
+
+    def _workers(self) -> rw.Pool:
+        if self._ended:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if self._pool is None:
+            self._pool = self._given or rw.Pool(self._n)
+            self._pool.run(self._prepare)
+        return self._pool
+
+
+class MPICommExecutor:
+    """A context in which the ranks of `comm`, but for root, are the workers of root's executor.
+
+    On root, `with` gives the executor; on the others, None, when root has left its block. A communicator of one rank
+    has a thread for a worker.
+    """
+
+    def __init__(self, comm: Any = None, root: int = 0, **options: Any) -> None:
+        from rankwise.frontends.mpi4py import MPI  # meets the other ranks
+
+        self._comm = MPI.COMM_WORLD if comm is None else comm
+        if not 0 <= root < self._comm.size:
+            raise ValueError(f"root={root}: expected a rank of the communicator, 0 to {self._comm.size - 1}")
+        self._root, self._options = root, options
+        self._executor: MPIPoolExecutor | None = None
+
+    def __enter__(self) -> MPIPoolExecutor | None:
+        comm = self._comm
+        if comm.size == 1:
+            pool: Any = rw.Pool(1, threads=True)
+        else:
+            comm = comm.Split(0, (comm.rank - self._root) % comm.size)  # root is its rank 0
+            pool = rw.Pool(group=comm._live().group)
+        if pool.__enter__() is None:
+            return None
+        self._executor = MPIPoolExecutor(**self._options)
+        self._executor._given = pool
+        return self._executor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(cancel_futures=kind is not None)
+            assert executor._given is not None
+            executor._given.__exit__(kind, value, trace)
+
+
+def get_comm_workers() -> Any:
+    """In a task: the communicator of all workers."""
+    from rankwise.frontends.mpi4py import MPI
+
+    group = rw.init()
+    if not _own or _own[0] is not group:
+        _own[:] = group, MPI.COMM_WORLD._made(group)
+    return _own[1]
+
+
+_own: list[Any] = []  # the group of this worker's tasks, and its communicator
+
+
+class _Results:
+    """The futures of a map whose results have not been taken. in_order: of their calls, else as they are done."""
+
+    def __init__(self, in_order: bool) -> None:
+        self._in_order = in_order
+        self._futures: dict[Future[Any], None] = {}
+        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def add(self, future: Future[Any]) -> None:
+        self._futures[future] = None
+        if not self._in_order:
+            future.add_done_callback(self._done.put)
+
+    def next(self, seconds: float | None) -> Any:
+        if self._in_order:
+            future = next(iter(self._futures))
+        else:
+            try:
+                future = self._done.get(timeout=seconds)
+            except Empty:
+                raise TimeoutError from None
+        del self._futures[future]
+        return future.result(seconds)
+
+    def cancel(self) -> None:
+        for future in self._futures:
+            future.cancel()
+
+
+def _taken(
+    results: _Results, chunks: Iterator[Any], submit: Callable[[Any], Future[Any]], end: float | None
+) -> Iterator[Any]:
+    try:
+        while results:
+            found = results.next(None if end is None else max(0.0, end - time.monotonic()))
+            for chunk in islice(chunks, 1):
+                results.add(submit(chunk))
+            yield from found
+    finally:
+        results.cancel()
+
+
+def _chunk(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
+    return [fn(*call) for call in calls]
+
+
+def _prepare(changes: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: Sequence[Any]) -> None:
+    """In every worker at once, before the first task."""
+    import_module("rankwise.frontends.mpi4py.MPI")  # in which the ranks of new processes meet
+    sys.path[:0] = changes.get("path", ())
+    os.environ.update(changes.get("env", {}))
+    if "wdir" in changes:
+        os.chdir(changes["wdir"])
+    if initializer is not None:
+        initializer(*initargs)
+
+
+USAGE = """\
+usage: python -m mpi4py.futures (program.py | -m module | -c command) [arguments]
+
+Rank 0 runs the program. The other ranks are the workers of its MPIPoolExecutors; a job of one rank has none, and its
+executors start processes."""
+
+
+def main() -> None:
+    """The program of `python -m mpi4py.futures`."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] in ("-m", "-c") and len(arguments) == 1):
+        raise SystemExit(USAGE)
+    from rankwise.frontends.mpi4py import MPI  # in which the ranks meet
+
+    if MPI.COMM_WORLD.size == 1:
+        _run(arguments)
+        return
+    with rw.Pool(group=MPI.COMM_WORLD._live().group) as pool:
+        if pool is not None:
+            _shared.append(pool)
+            _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """As `python` with these arguments would."""
+    first, *rest = arguments
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        main_module = types.ModuleType("__main__")
+        sys.modules["__main__"] = main_module
+        exec(compile(rest[0], "<string>", "exec"), vars(main_module))
+    elif first == "-m":
+        sys.argv, sys.path[:0] = rest, [os.getcwd()]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[:0] = [first, *rest], [os.path.dirname(os.path.abspath(first))]
+        runpy.run_path(first, run_name="__main__")
+
+
+_wait = wait  # `shutdown` has an argument of this name
