@@ -88,7 +88,7 @@ public:
     template <class F> void calls(const F& function) {
         call(Calls, nb::cpp_function([&function] { function(); }));
     }
-    // Collectives on short blocks, which must be within `calls`.
+    // Collectives on short blocks, to be called only inside `calls`.
     void broadcast_block(void* block, size_t bytes, int root) { exchange(Broadcast, block, bytes, block, bytes, root); }
     void all_gather_block(const void* block, void* blocks, size_t bytes) {
         exchange(AllGather, block, bytes, blocks, bytes * size_t(world_size_), kNoRoot);
@@ -128,23 +128,25 @@ private:
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
-    // The operation of a method on memory that stays the same, so that it is prepared only once.
+    // Runs a collective on memory of its own, so that it is prepared only once for each method and root.
     void exchange(Method method, const void* send, size_t sent, void* recv, size_t received, int root) {
         const auto found = std::ranges::find_if(
             planned_, [&](const auto& each) { return each->method == method && each->root == root; });
         if (found == planned_.end()) {
             auto made = std::make_unique<Planned>(method, root);
-            const size_t bytes = method == AllGather ? sent : received, most = bytes * size_t(world_size_);
-            made->send.resize(most);
-            made->recv.resize(most);
-            made->call = methods_[Plan](int(method), at(made->send.data()), at(made->recv.data()), bytes, root);
+            const bool in_place = method == Broadcast;
+            made->send.resize(sent);
+            made->recv.resize(in_place ? 0 : received);
+            const size_t bytes = method == AllGather ? sent : received;
+            auto& into = in_place ? made->send : made->recv;
+            made->call = methods_[Plan](int(method), at(made->send.data()), at(into.data()), bytes, root);
             planned_.push_back(std::move(made));
             exchange(method, send, sent, recv, received, root);
             return;
         }
         Planned& planned = **found;
         auto& into = method == Broadcast ? planned.send : planned.recv;  // in place
-        std::memcpy(planned.send.data(), send, sent);
+        if (sent) std::memcpy(planned.send.data(), send, sent);
         acquiring_gil([&] { return planned.call(); });
         std::memcpy(recv, into.data(), received);
     }

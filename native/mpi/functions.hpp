@@ -2,9 +2,12 @@
 // message. MPI implementations have no binary interface in common, so Python passes the addresses of the functions, the
 // handles, and where a status has its fields (backends/mpi/functions.py).
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "bindings.hpp"
 
@@ -97,20 +100,38 @@ private:
 
 // One communicator of MPI, as its messages need it.
 struct Comm {
-    std::unique_ptr<const Functions> functions;
-    Handle comm, byte;
+    Comm(std::unique_ptr<const Functions> functions_, Handle comm_, Handle byte_, int any_source_, int any_tag_,
+         int tags_per_tag_, size_t source_at_, size_t tag_at_, nb::object exception_, nb::object wide_)
+        : functions(std::move(functions_)), comm(comm_), byte(byte_), any_source(any_source_), any_tag(any_tag_),
+          tags_per_tag(tags_per_tag_), source_at(source_at_), tag_at(tag_at_), exception(std::move(exception_)),
+          wide(std::move(wide_)) {}
+    const std::unique_ptr<const Functions> functions;
+    const Handle comm, byte;
     int any_source, any_tag, tags_per_tag;
     size_t source_at, tag_at;    // offsets in a status
-    nb::object exception, wide;  // mpi4py's Exception; the handle of a datatype of so many bytes
+    nb::object exception, wide;  // mpi4py's Exception; wide(bytes): the handle of a datatype of that size
 
-    // What f returns is an error code.
+    // f calls a function of MPI and returns its error code.
     template <class F> void call(const F& f) const {
-        if (const int code = without_gil(f)) {
-            PyErr_SetObject(exception.ptr(), nb::int_(code).ptr());
-            nb::raise_python_error();
-        }
+        if (const int code = without_gil(f)) raise(code);
     }
-    // f(count, datatype) for so many bytes.
+    // The same with the communicator, which `close` waits for.
+    template <class F> void call_with_comm(const F& f) const {
+        call([&] {
+            ++inside;
+            const int code = closed ? closed.load() : f();
+            --inside;
+            return code;
+        });
+    }
+    // The communicator will be freed; later calls with it raise this error.
+    void close(int error) const {
+        without_gil([&] {
+            closed = error;
+            while (inside) std::this_thread::sleep_for(std::chrono::microseconds(20));
+        });
+    }
+    // f(count, datatype), which describe that many bytes.
     template <class F> void sized(uint64_t bytes, const F& f) const {
         if (bytes <= INT_MAX) return f(int(bytes), byte);
         f(1, nb::cast<Handle>(wide(bytes)));
@@ -121,6 +142,13 @@ struct Comm {
         int64_t count = 0;
         functions->get_elements(s, byte, count);
         return uint64_t(count);
+    }
+
+private:
+    mutable std::atomic<int> inside = 0, closed = 0;
+    [[noreturn]] void raise(int code) const {
+        PyErr_SetObject(exception.ptr(), nb::int_(code).ptr());
+        nb::raise_python_error();
     }
 };
 

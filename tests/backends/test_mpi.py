@@ -276,6 +276,23 @@ else:
 
 
 @ON_MPICH
+def test_a_closed_group_is_freed(mpi: Path) -> None:
+    code = """
+import gc, weakref
+part = group.split(0)
+part.send_object(1, part.rank)
+assert part.recv_object() == 1
+comm, transport = weakref.ref(part.comm), weakref.ref(part.comm._transport)
+part.close()
+del part
+gc.collect()
+assert comm() is None and transport() is None
+"""
+    ran = program(mpi, 2, code + ENDS)
+    assert ran.returncode == 0, ran.stderr
+
+
+@ON_MPICH
 def test_an_mpi_that_one_thread_at_a_time_may_call(mpi: Path) -> None:
     code = """
 from mpi4py import MPI

@@ -284,9 +284,9 @@ class Communicator(Collectives, Closeable):
     ) -> Shortcuts | None:
         """A communicator without `receives` may have Shortcuts for objects and for arrays of any length; else None.
 
-        They wait only a moment for a message. They do nothing while one of the lists `busy` has items. keep: gets a
-        message that they have taken, but that is not of the wanted kind or not complete. header: precedes an object in
-        its message, which is an array of bytes.
+        The receives wait only a moment for a message, and do nothing while one of the lists `busy` has items. keep:
+        gets a message that they have taken, but that is not of the wanted kind or not complete. header: precedes an
+        object in its message, which is an array of bytes.
         """
         return None
 

@@ -75,7 +75,7 @@ class ReceiveQueue(Receives):
         wait_or_cancel(self.send_object(parts, dest, tag))
 
     def quick(self) -> Shortcuts | None:
-        """What has recv_any_plain, recv_object_plain and send_object_plain, which give up while receives wait here."""
+        """Shortcuts for messages, whose receives do nothing while receives wait here or messages are kept."""
         return self.comm.quick_messages((self.kept, self._waiting), self._keep_new, MAGIC)
 
     def _keep_new(self, taken: Taken) -> None:

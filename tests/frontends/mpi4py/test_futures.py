@@ -91,6 +91,48 @@ except TypeError as error:
 """
 
 
+TROUBLE = """
+import os
+import signal
+import __main__
+from mpi4py.futures import BrokenExecutor, MPICommExecutor, MPIPoolExecutor
+
+def note(value):
+    import sys
+    sys.noted = value
+
+def noted():
+    import sys
+    return sys.noted
+
+def refuse():
+    raise OSError("not here")
+
+def dies_once(path):
+    if not os.path.exists(path):
+        open(path, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return noted()
+
+executor = MPIPoolExecutor(1, initializer=refuse)
+for _ in range(2):
+    try:
+        executor.submit(noted)
+    except BrokenExecutor as error:
+        print(error)
+with MPIPoolExecutor(1, initializer=note, initargs=[5]) as executor:
+    print(executor.submit(dies_once, "died").result())
+with MPIPoolExecutor(1, initializer=note, initargs=[6]) as executor:
+    print(executor.submit(noted).result())
+with MPICommExecutor() as executor:
+    print(executor.submit(abs, -3).result())
+try:
+    MPICommExecutor(max_workers=0)
+except ValueError as error:
+    print(error)
+"""
+
+
 def run(n: int, *words: str) -> subprocess.CompletedProcess[str]:
     command = [*RUN, "-n", str(n), "--mpi4py", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ})
@@ -122,6 +164,23 @@ def test_the_ranks_of_a_communicator(tmp_path: Path, n: int) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
 
 
+def test_trouble_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An initializer that raises, a worker that dies, and an executor of a communicator of one rank."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(TROUBLE)
+    ran = run(1, str(program))
+    broken = "the initializer raised OSError('not here')\n"
+    expected = broken * 2 + "5\n6\n3\nmax_workers must be greater than 0\n"
+    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
+
+
+def test_an_executor_of_a_communicator_whose_ranks_serve_already() -> None:
+    program = "from mpi4py.futures import *\nwith MPICommExecutor() as e: print(*e.map(abs, [-1, 2]), e.num_workers)"
+    ran = run(3, "python", "-m", "mpi4py.futures", "-c", program)
+    assert (ran.returncode, ran.stdout) == (0, "1 2 2\n"), ran.stderr
+
+
 def test_programs_that_are_a_module_or_a_command(tmp_path: Path) -> None:
     show = (
         "import sys; from mpi4py.futures import MPIPoolExecutor as E; print(E().submit(max, 3, 4).result(), sys.argv)"
@@ -129,4 +188,8 @@ def test_programs_that_are_a_module_or_a_command(tmp_path: Path) -> None:
     assert run(2, "python", "-m", "mpi4py.futures", "-c", show, "a").stdout == "4 ['-c', 'a']\n"
     ran = run(2, "python", "-m", "mpi4py.futures", "-m", "timeit", "-n", "1", "-r", "1", "pass")
     assert "1 loop, best of 1" in ran.stdout
-    assert "usage: python -m mpi4py.futures" in run(1, "python", "-m", "mpi4py.futures").stderr
+    nothing = run(2, "python", "-m", "mpi4py.futures")
+    assert nothing.returncode == 1
+    assert nothing.stderr.count("usage: python -m mpi4py.futures") == 1
+    helped = run(2, "python", "-m", "mpi4py.futures", "--help")
+    assert (helped.returncode, helped.stdout.count("usage:")) == (0, 1)

@@ -427,4 +427,5 @@ class MpiCommunicator(ComposedCommunicator):
         self._peers.close()
         for words in self._words:
             words.free()
+        self._channel.close()
         self._comm.Free()

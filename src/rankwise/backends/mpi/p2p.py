@@ -20,7 +20,7 @@ from rankwise.contract.work import COMPLETE, Work
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
 BURST = 32  # polls between two yields or sleeps: in one poll, some MPIs take in only one of many messages
-LOOKS = 10  # probes in one look for a message, for the same reason
+PROBES = 10  # for a message in one call, for the same reason
 YIELDS = 2e-3  # seconds of polls with yields in between, before the first sleep
 SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
@@ -54,6 +54,7 @@ class Channel:
             guard(messages.recv),
         )
         self._find, self._take = guard(messages.find), guard(messages.take)
+        self._closed = transport.mpi.ERR_COMM
         self.engine_errors = engine_errors
         self.failed = failed
         self.timeout = 0.0
@@ -74,7 +75,7 @@ class Channel:
         return COMPLETE if pending is None else Request(self, "send", pending, None, dest, tag)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, tests: int = 0) -> Work[None]:
-        """tests: how often to test for the message before this returns; COMPLETE if it has come."""
+        """tests: how often to test for the message before this returns. COMPLETE if it has come, unless tag is ANY."""
         label = ANY if tag == ANY else tag * TAGS_PER_TAG + dtype
         try:
             pending = self._recv(ptr, count * ITEMSIZE[dtype], src, label, tests, keep)
@@ -83,17 +84,22 @@ class Channel:
         return COMPLETE if pending is None else Request(self, "recv", pending, (count, dtype), src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        found = self._find(src, tag, LOOKS)
+        found = self._find(src, tag, PROBES)
         if found is None:
             return None
         source, number, code, size = found
         return Message(source, number, size // ITEMSIZE[DTYPES[code]], DTYPES[code])
 
     def take(self, src: int, tag: int) -> Taken | None:
-        found = self._take(src, tag, LOOKS)
-        if found is None:
-            return None
-        return self._taken(*found)
+        try:
+            found = self._take(src, tag, PROBES)
+        except self.engine_errors as error:
+            raise self.failed(error, _where("recv", src, tag, None)) from error
+        return None if found is None else self._taken(*found)
+
+    def close(self) -> None:
+        """The communicator will be freed: no call of another thread goes on to use it."""
+        self._messages.close(self._closed)
 
     def _taken(self, source: int, tag: int, code: int, memory: bytearray, pending: MpiRequest | None) -> Taken:
         work = COMPLETE if pending is None else Request(self, "recv", pending, None, source, tag)
@@ -108,7 +114,7 @@ class Channel:
         usable: Callable[[], bool],
         keep: Callable[[Taken], None],
     ) -> QuickMessages:
-        """See Communicator.quick_messages. usable: whether the group has not failed, and messages are not counted."""
+        """See Communicator.quick_messages. usable: whether the group has not failed, and nothing is measured."""
 
         def wait(pending: MpiRequest, dest: int, tag: int) -> None:
             Request(self, "send", pending, None, dest, tag).wait()
@@ -146,8 +152,8 @@ def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | No
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    request: MPI's. expected: the count and dtype of a receive that was posted before its message was known. peer, tag:
-    as passed to send or recv.
+    request: the native one. expected: the count and dtype of a receive that was posted before its message was known.
+    peer, tag: as passed to send or recv.
     """
 
     def __init__(

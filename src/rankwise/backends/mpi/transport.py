@@ -37,11 +37,11 @@ class Transport:
         self.lock = None if self.concurrent else _ONE_AT_A_TIME
         self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
         self.byte = MPI.BYTE
-        self.messages = functions.messages(MPI, comm, TAGS_PER_TAG, self.wide_type)
+        self._wides = WideTypes(MPI)
+        self.messages = functions.messages(MPI, comm, TAGS_PER_TAG, self._wides)
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
         self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
-        self._wides: dict[int, Any] = {}
 
     def guard(self, call: Callable[..., T]) -> Callable[..., T]:
         """A call of MPI that does not block, made with no other at the same time if this MPI requires that."""
@@ -68,21 +68,7 @@ class Transport:
 
     def wide(self, memory: Any, size: int) -> tuple[Any, int, Any]:
         """More bytes than a count can say: one element of a datatype of this size."""
-        return memory, 1, self.wide_type(size)
-
-    def wide_type(self, size: int) -> Any:
-        """A datatype of this size, which is kept."""
-        if size not in self._wides:
-            self._wides[size] = self._span(0, size)
-        return self._wides[size]
-
-    def _span(self, start: int, size: int) -> Any:
-        """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
-        blocks, rest = divmod(size, BLOCK)
-        block = self.byte.Create_contiguous(BLOCK)
-        span = self.mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, self.byte])
-        block.Free()
-        return span.Commit()
+        return memory, 1, self._wides(size)
 
     def blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
         *starts, whole = accumulate(sizes, initial=0)
@@ -94,7 +80,30 @@ class Transport:
         counts, kinds, made = list(sizes), [self.byte] * len(sizes), []
         for rank, size in enumerate(sizes):
             if starts[rank] + size > self.most:
-                kind = self._span(starts[rank], size)
+                kind = self._wides.span(starts[rank], size)
                 made.append(kind)
                 counts[rank], starts[rank], kinds[rank] = 1, 0, kind
         return (self.memory(ptr, whole), (counts, starts), kinds), made
+
+
+class WideTypes:
+    """Datatypes of more bytes than an int counts. Native code keeps this object, which so has no Transport."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self._made: dict[int, Any] = {}
+
+    def __call__(self, size: int) -> Any:
+        """A datatype of this size, which is kept."""
+        if size not in self._made:
+            self._made[size] = self.span(0, size)
+        return self._made[size]
+
+    def span(self, start: int, size: int) -> Any:
+        """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
+        blocks, rest = divmod(size, BLOCK)
+        byte = self._mpi.BYTE
+        block = byte.Create_contiguous(BLOCK)
+        span = self._mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, byte])
+        block.Free()
+        return span.Commit()

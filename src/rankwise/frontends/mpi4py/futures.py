@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent import futures
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import rankwise as rw
 from rankwise.frontends.mpi4py.errors import unsupported
+from rankwise.system.settings import Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,10 +40,10 @@ class MPIPoolExecutor(Executor):
     cloudpickle.
 
     Args:
-        max_workers: how many new processes; by default MPI4PY_FUTURES_MAX_WORKERS, else 1. The other ranks are as many
-            as they are.
-        initializer: called with initargs in every worker before its first task.
-        options: mpi4py's. path: a list that precedes sys.path. wdir: the working directory. env: a dict of variables.
+        max_workers: how many new processes; by default MPI4PY_FUTURES_MAX_WORKERS, else 1. Ignored under
+            `python -m mpi4py.futures`, where all other ranks are workers.
+        initializer: called with initargs in every worker before its first task. If it raises, the executor is broken.
+        options: mpi4py's. path: a list that follows sys.path. wdir: the working directory. env: a dict of variables.
             Of the others, `globals`, `python_exe` and `python_args` are not provided.
     """
 
@@ -61,8 +64,11 @@ class MPIPoolExecutor(Executor):
             raise unsupported(f"mpi4py.futures.MPIPoolExecutor({name}=...)")
         self._n, self._given = max_workers, _shared[0] if _shared else None
         self._pool: rw.Pool | None = None
+        self._starting = threading.Lock()
+        self._broken: Exception | None = None  # the error of the initializer
         changes = {name: options[name] for name in PREPARES if options.get(name)}
-        self._prepare = partial(_prepare, changes, initializer, tuple(initargs))
+        self._needs_preparation = bool(changes or initializer)
+        self._prepare = partial(_prepare, os.urandom(8), changes, initializer, tuple(initargs))
         self._futures: set[Future[Any]] = set()  # those that are not done
         self._ended = False
 
@@ -76,7 +82,10 @@ class MPIPoolExecutor(Executor):
         return self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = self._workers().submit(fn, *args, **kwargs)
+        pool = self._workers()
+        if self._needs_preparation:  # a process that has taken the place of a lost one has not been prepared
+            fn = partial(_prepared, self._prepare, fn)
+        future: Future[Any] = pool.submit(fn, *args, **kwargs)
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         return future
@@ -90,8 +99,8 @@ class MPIPoolExecutor(Executor):
         unordered: bool = False,
         buffersize: int | None = None,
     ) -> Iterator[Any]:
-        """As concurrent.futures' map. unordered: results as they come. buffersize: how many tasks may be ahead of the
-        results that were taken; by default all.
+        """As concurrent.futures' map. unordered: results as they come. buffersize: how many tasks, of chunksize
+        calls each, may be submitted whose results have not been taken; by default all.
         """
         return self.starmap(fn, zip(*iterables, strict=False), timeout, chunksize, unordered, buffersize)
 
@@ -131,19 +140,33 @@ class MPIPoolExecutor(Executor):
             _wait(self._futures)
 
     def _workers(self) -> rw.Pool:
-        if self._ended:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        if self._pool is None:
-            self._pool = self._given or rw.Pool(self._n)
-            self._pool.run(self._prepare)
-        return self._pool
+        with self._starting:
+            if self._ended:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._broken is not None:
+                raise BrokenExecutor(f"the initializer raised {self._broken!r}") from self._broken
+            if self._pool is None:
+                pool = self._given or rw.Pool(self._n)
+                try:
+                    pool.run(self._prepare)
+                except BaseException as error:
+                    if isinstance(error, Exception):
+                        self._broken = error
+                    if pool is not self._given:
+                        pool.shutdown()
+                    if self._broken is not None:
+                        raise BrokenExecutor(f"the initializer raised {error!r}") from error
+                    raise
+                self._pool = pool
+            return self._pool
 
 
 class MPICommExecutor:
     """A context in which the ranks of `comm`, but for root, are the workers of root's executor.
 
-    On root, `with` gives the executor; on the others, None, when root has left its block. A communicator of one rank
-    has a thread for a worker.
+    On root, `with` returns the executor. On the other ranks it returns None, once root has left its block. A
+    communicator of one rank uses one thread as its worker. Under `python -m mpi4py.futures` the workers are the other
+    ranks of the job, which never come here.
     """
 
     def __init__(self, comm: Any = None, root: int = 0, **options: Any) -> None:
@@ -152,11 +175,13 @@ class MPICommExecutor:
         self._comm = MPI.COMM_WORLD if comm is None else comm
         if not 0 <= root < self._comm.size:
             raise ValueError(f"root={root}: expected a rank of the communicator, 0 to {self._comm.size - 1}")
-        self._root, self._options = root, options
-        self._executor: MPIPoolExecutor | None = None
+        self._root, self._executor = root, MPIPoolExecutor(**options)
+        self._pool: rw.Pool | None = None  # on root, unless the ranks serve another one
 
     def __enter__(self) -> MPIPoolExecutor | None:
         comm = self._comm
+        if _shared:
+            return self._executor
         if comm.size == 1:
             pool: Any = rw.Pool(1, threads=True)
         else:
@@ -164,18 +189,18 @@ class MPICommExecutor:
             pool = rw.Pool(group=comm._live().group)
         if pool.__enter__() is None:
             return None
-        self._executor = MPIPoolExecutor(**self._options)
-        self._executor._given = pool
+        self._pool = self._executor._given = pool
         return self._executor
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(cancel_futures=kind is not None)
-            assert executor._given is not None
-            executor._given.__exit__(kind, value, trace)
+        try:
+            if self._pool is not None or _shared:
+                self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        finally:
+            if self._pool is not None:
+                self._pool.__exit__(kind, value, trace)
 
 
 def get_comm_workers() -> Any:
@@ -192,7 +217,10 @@ _own: list[Any] = []  # the group of this worker's tasks, and its communicator
 
 
 class _Results:
-    """The futures of a map whose results have not been taken. in_order: of their calls, else as they are done."""
+    """The futures of a map whose results have not been taken.
+
+    in_order: they come in the order of the calls, else as the tasks end.
+    """
 
     def __init__(self, in_order: bool) -> None:
         self._in_order = in_order
@@ -214,7 +242,7 @@ class _Results:
             try:
                 future = self._done.get(timeout=seconds)
             except Empty:
-                raise TimeoutError from None
+                raise futures.TimeoutError from None
         del self._futures[future]
         return future.result(seconds)
 
@@ -240,15 +268,25 @@ def _chunk(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
     return [fn(*call) for call in calls]
 
 
-def _prepare(changes: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: Sequence[Any]) -> None:
-    """In every worker at once, before the first task."""
+def _prepare(
+    mark: bytes, changes: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: Sequence[Any]
+) -> None:
+    """In every worker at once, before the first task. mark: tells one executor's preparation from another's."""
     import_module("rankwise.frontends.mpi4py.MPI")  # in which the ranks of new processes meet
-    sys.path[:0] = changes.get("path", ())
+    sys.path.extend(changes.get("path", ()))
     os.environ.update(changes.get("env", {}))
     if "wdir" in changes:
         os.chdir(changes["wdir"])
     if initializer is not None:
         initializer(*initargs)
+    rw.local.prepared_for_futures = mark
+
+
+def _prepared(prepare: partial[None], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """fn's result, on a worker that has been prepared."""
+    if getattr(rw.local, "prepared_for_futures", None) != prepare.args[0]:
+        prepare()
+    return fn(*args, **kwargs)
 
 
 USAGE = """\
@@ -261,8 +299,12 @@ executors start processes."""
 def main() -> None:
     """The program of `python -m mpi4py.futures`."""
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] in ("-m", "-c") and len(arguments) == 1):
-        raise SystemExit(USAGE)
+    first_rank = not Settings.read().rank
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(USAGE) if first_rank else None
+        return
+    if not arguments or arguments in (["-m"], ["-c"]):
+        raise SystemExit(USAGE if first_rank else 1)
     from rankwise.frontends.mpi4py import MPI  # in which the ranks meet
 
     if MPI.COMM_WORLD.size == 1:
