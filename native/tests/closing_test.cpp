@@ -388,6 +388,13 @@ void a_late_use_crashes() {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, status);
 }
 
+// A rank may leave as soon as it has joined, while others still wait for its last step of joining.
+void leaving_at_once() {
+    Settings settings;
+    settings.oversubscribed = true;
+    for (int i = 0; i < (ranks::shortened() ? 20 : 200); ++i) ranks::run(4, [](Comm&) {}, 60, settings);
+}
+
 }  // namespace
 
 int main() {
@@ -404,5 +411,6 @@ int main() {
     agreements_race_with_close();
     aborts_race_with_close();
     large_receives_race_with_close();
+    leaving_at_once();
     return check::result();
 }

@@ -101,11 +101,13 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
         Announcement(std::atomic<uint32_t>& whom, int peer) : whom(whom) { whom.store(uint32_t(peer) + 1); }
         ~Announcement() { whom.store(0); }
     } const announcement(group_.peers[rank].waits_for, peer);
+    // Who has joined counts its calls from 0 again, and may leave while others still join.
+    const uint64_t calls = log_.op() == Op::Join ? 0 : log_.calls();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
         for (int p = 0; p < n; ++p)  // the awaited peer may wait for ever for a peer that left before this call
-            if (group_.peers[p].left.load() && group_.peers[p].calls.load() < log_.calls()) failures_.lost(p);
+            if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.lost(p);
         timed.publish();
     };
     try {
