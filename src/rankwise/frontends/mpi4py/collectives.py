@@ -471,8 +471,8 @@ def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     given, into = _divided(c, sendbuf, False), _divided(c, recvbuf, True)
     if given is None or into is None or given.dtype is not into.dtype or np.may_share_memory(given.x, into.x):
         return False
-    at, counts = (address(given.x), address(into.x)), (given.counts, into.counts)
-    c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, into.dtype, send_counts=counts[0], recv_counts=counts[1]))
+    at = address(given.x), address(into.x)
+    c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, into.dtype, send_counts=given.counts, recv_counts=into.counts))
     return True
 
 

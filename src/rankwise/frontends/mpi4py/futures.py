@@ -143,22 +143,23 @@ class MPIPoolExecutor(Executor):
         with self._starting:
             if self._ended:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if self._broken is not None:
-                raise BrokenExecutor(f"the initializer raised {self._broken!r}") from self._broken
+            if self._pool is None and self._broken is None:
+                self._start()
             if self._pool is None:
-                pool = self._given or rw.Pool(self._n)
-                try:
-                    pool.run(self._prepare)
-                except BaseException as error:
-                    if isinstance(error, Exception):
-                        self._broken = error
-                    if pool is not self._given:
-                        pool.shutdown()
-                    if self._broken is not None:
-                        raise BrokenExecutor(f"the initializer raised {error!r}") from error
-                    raise
-                self._pool = pool
+                raise BrokenExecutor(f"the initializer raised {self._broken!r}") from self._broken
             return self._pool
+
+    def _start(self) -> None:
+        pool = self._given or rw.Pool(self._n)
+        try:
+            pool.run(self._prepare)
+            self._pool = pool
+        except BaseException as error:
+            if pool is not self._given:
+                pool.shutdown()
+            if not isinstance(error, Exception):
+                raise
+            self._broken = error
 
 
 class MPICommExecutor:
@@ -271,7 +272,7 @@ def _chunk(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
 def _prepare(
     mark: bytes, changes: Mapping[str, Any], initializer: Callable[..., object] | None, initargs: Sequence[Any]
 ) -> None:
-    """In every worker at once, before the first task. mark: tells one executor's preparation from another's."""
+    """In every worker at once, before the first task. mark: identifies the executor."""
     import_module("rankwise.frontends.mpi4py.MPI")  # in which the ranks of new processes meet
     sys.path.extend(changes.get("path", ()))
     os.environ.update(changes.get("env", {}))
@@ -301,7 +302,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     first_rank = not Settings.read().rank
     if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE) if first_rank else None
+        if first_rank:
+            print(USAGE)
         return
     if not arguments or arguments in (["-m"], ["-c"]):
         raise SystemExit(USAGE if first_rank else 1)
