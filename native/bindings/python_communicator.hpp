@@ -1,6 +1,5 @@
 // What the shortcuts call: the engine's communicator, or one in Python, in one form.
 #pragma once
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -36,8 +35,8 @@ private:
 class PythonCommunicator {
 public:
     // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
-    // The last one, plan(method, send, recv, bytes, root), prepares a collective on bytes for many calls;
-    // root: -1 if it has none.
+    // The last one, plan(method, send, recv, bytes, root), prepares a collective on bytes for many calls; root is -1 if
+    // it has none.
     // shapes: the collectives take the array's shape, or None, as one more argument. dtypes, ops: the contract's enum
     // members, indexed by their numbers.
     PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, bool shapes,
@@ -114,6 +113,13 @@ private:
         kMethods
     };
     static constexpr int kNoRoot = -1;
+    struct Planned {
+        Method method;
+        int root;
+        nb::object call{};
+        std::vector<uint8_t> send{}, recv{};
+        std::vector<uint8_t>& result() { return method == Broadcast ? send : recv; }  // a broadcast is in place
+    };
     // A collective, whose ranks may compare the shapes of the arrays.
     template <class... A> void described(Options options, Method method, const A&... args) {
         if (shapes_) call(method, args..., shape(options.description()));
@@ -130,25 +136,20 @@ private:
     }
     // Runs a collective on memory of its own, so that it is prepared only once for each method and root.
     void exchange(Method method, const void* send, size_t sent, void* recv, size_t received, int root) {
-        const auto found = std::ranges::find_if(
-            planned_, [&](const auto& each) { return each->method == method && each->root == root; });
-        if (found == planned_.end()) {
-            auto made = std::make_unique<Planned>(method, root);
-            const bool in_place = method == Broadcast;
-            made->send.resize(sent);
-            made->recv.resize(in_place ? 0 : received);
-            const size_t bytes = method == AllGather ? sent : received;
-            auto& into = in_place ? made->send : made->recv;
-            made->call = methods_[Plan](int(method), at(made->send.data()), at(into.data()), bytes, root);
-            planned_.push_back(std::move(made));
-            exchange(method, send, sent, recv, received, root);
-            return;
-        }
-        Planned& planned = **found;
-        auto& into = method == Broadcast ? planned.send : planned.recv;  // in place
-        if (sent) std::memcpy(planned.send.data(), send, sent);
-        acquiring_gil([&] { return planned.call(); });
-        std::memcpy(recv, into.data(), received);
+        Planned& made = planned(method, root, sent, received);
+        if (sent) std::memcpy(made.send.data(), send, sent);
+        acquiring_gil([&] { return made.call(); });
+        std::memcpy(recv, made.result().data(), received);
+    }
+    Planned& planned(Method method, int root, size_t sent, size_t received) {
+        for (const auto& each : planned_)
+            if (each->method == method && each->root == root) return *each;
+        auto made = std::make_unique<Planned>(method, root);
+        made->send.resize(sent);
+        made->recv.resize(method == Broadcast ? 0 : received);
+        const size_t bytes = method == AllGather ? sent : received;
+        made->call = methods_[Plan](int(method), at(made->send.data()), at(made->result().data()), bytes, root);
+        return *planned_.emplace_back(std::move(made));
     }
     static Address at(const void* p) { return Address(p); }
     const nb::object& of(rankwise::DType d) const { return dtypes_[size_t(d)]; }
@@ -158,11 +159,5 @@ private:
     std::vector<nb::object> methods_;
     bool shapes_;
     std::vector<nb::object> dtypes_, ops_;
-    struct Planned {
-        Method method;
-        int root;
-        nb::object call{};
-        std::vector<uint8_t> send{}, recv{};
-    };
     std::vector<std::unique_ptr<Planned>> planned_;
 };
