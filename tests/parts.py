@@ -14,7 +14,9 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -205,6 +207,9 @@ PARTS = {
 }
 
 TEST = ("native", "model", "python")
+BESIDE = ("native", "model")
+"""In `make test` they run beside the others, which mostly wait for processes; what they print is shown last."""
+
 ALL = (
     *TEST,
     "slow",
@@ -220,16 +225,18 @@ ALL = (
 )
 
 
-def run(command: str, not_tested: list[str] | None = None) -> bool:
-    """Run a command of the shell in the checkout. Returns whether it succeeded."""
+def run(command: str, say: Callable[[str], object] = sys.stdout.write) -> bool:
+    """Run a command of the shell in the checkout. say: what to do with each line that it prints.
+
+    Returns whether it succeeded.
+    """
     with subprocess.Popen(
         command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as shell:
         assert shell.stdout is not None
         for line in shell.stdout:
-            print(line, end="", flush=True)
-            if not_tested is not None and line.startswith(NOT_TESTED):
-                not_tested.append(line.rstrip())
+            say(line)
+            sys.stdout.flush()
     return shell.returncode == 0
 
 
@@ -238,15 +245,51 @@ def bin_of(env: str) -> str:
 
 
 def prepare(parts: list[Part], env: str) -> bool:
-    """Make what the parts need."""
+    """Make what the parts need. The builds of the core go on beside the rest, of which much keeps one core busy."""
     needs = {f"{env}/{need}" if need.startswith(".") else need: None for part in parts for need in part.needs}
-    commands = [f"PYTHON={bin_of(env)}/python ./prepare.sh tests"]
-    commands += [f"make --no-print-directory {shlex.join(needs)}"] if needs else []
-    for build in {build: None for part in parts for build in part.builds}:
+    builds = {build: None for part in parts for build in part.builds}
+    first = [f"PYTHON={bin_of(env)}/python ./prepare.sh tests"]
+    first += [f"make --no-print-directory {env}/.native"] if builds else []
+    made = [f"make --no-print-directory {shlex.join(needs)}"] if needs else []
+    built = list[str]()
+    for build in builds:
         options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF {BUILDS[build].format(bin=bin_of(env))}"
-        commands.append(f"PATH={bin_of(env)}:$PATH cmake -S . -B build/{build} -G Ninja {options} >/dev/null")
-        commands.append(f"{bin_of(env)}/cmake --build build/{build} -j {JOBS}")
-    return all(run(command) for command in commands)
+        built.append(f"PATH={bin_of(env)}:$PATH cmake -S . -B build/{build} -G Ninja {options} >/dev/null")
+        built.append(f"{bin_of(env)}/cmake --build build/{build} -j {JOBS}")
+    if "poison" in builds:  # its CMake looks for what make installs
+        first, made = first + made, []
+    if not all(run(command) for command in first):
+        return False
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(lambda: all(run(command) for command in built))
+        return all([all(run(command) for command in made), beside.result()])
+
+
+@dataclass
+class Outcome:
+    """How a part went. lines: what it printed, if that has not been shown."""
+
+    name: str
+    seconds: float = 0.0
+    passed: bool = False
+    lines: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
+
+
+def carry_out(name: str, env: str, arguments: list[str], shown: bool) -> Outcome:
+    """Run a part. shown: print each line as it comes."""
+    part, outcome, begun = PARTS[name], Outcome(name), time.monotonic()
+
+    def say(line: str) -> None:
+        sys.stdout.write(line) if shown else outcome.lines.append(line)
+        if line.startswith(NOT_TESTED):
+            outcome.not_tested.append(line.rstrip())
+
+    say(f"== {name}: {part.what}\n")
+    args = shlex.join(arguments) or part.args
+    outcome.passed = all(run(each.format(bin=bin_of(env), args=args), say) for each in part.commands)
+    outcome.seconds = time.monotonic() - begun
+    return outcome
 
 
 def main() -> int:
@@ -265,18 +308,20 @@ def main() -> int:
     start = time.monotonic()
     if not prepare([PARTS[name] for name in names], options.env):
         return 1
-    table, not_tested, failed = list[str](), list[str](), list[str]()
-    for name in names:
-        part = PARTS[name]
-        args = shlex.join(options.args) or part.args
-        print(f"== {name}: {part.what}", flush=True)
-        begun = time.monotonic()
-        passed = all(run(each.format(bin=bin_of(options.env), args=args), not_tested) for each in part.commands)
-        table.append(f"{name:<18} {time.monotonic() - begun:6.0f} s  {'passed' if passed else 'FAILED'}")
-        if not passed:
-            failed.append(name)
+    with ThreadPoolExecutor() as pool:
+        beside = BESIDE if options.which == "test" else ()
+        waiting = pool.submit(lambda: [carry_out(name, options.env, [], shown=False) for name in beside])
+        outcomes = [carry_out(name, options.env, options.args, shown=True) for name in names if name not in beside]
+        for outcome in waiting.result():
+            sys.stdout.writelines(outcome.lines)
+            outcomes.append(outcome)
     print(f"== {(time.monotonic() - start) / 60:.1f} minutes")
-    print(*table, *dict.fromkeys(not_tested), sep="\n")
+    for outcome in outcomes:
+        print(f"{outcome.name:<18} {outcome.seconds:6.0f} s  {'passed' if outcome.passed else 'FAILED'}")
+    not_tested = [line for outcome in outcomes for line in outcome.not_tested]
+    failed = [outcome.name for outcome in outcomes if not outcome.passed]
+    for line in dict.fromkeys(not_tested):
+        print(line)
     if failed:
         print(f"failed: {', '.join(failed)}; `make test-all PART={failed[0]}` runs one of them alone")
     return bool(failed)

@@ -35,7 +35,8 @@ def printed(*command: str) -> list[Any]:
 # ---- requests ----
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("hierarchical", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "hierarchical"])
 def test_the_store_gets_four_requests_per_host(backend: str) -> None:
     """When a group opens, however many hosts there are and however many ranks each has; and none for a split."""
     program = str(ROOT / "benchmarks" / "many_hosts.py")

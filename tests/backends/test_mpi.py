@@ -344,6 +344,7 @@ except rw.MismatchError as error:
     assert ran.stdout.splitlines() == [f"{calls} True"] * 2, ran.stderr
 
 
+@pytest.mark.slow
 @ON_MPICH
 def test_every_algorithm(mpi: Path) -> None:
     """Forced, on both sides of every threshold."""

@@ -81,7 +81,8 @@ def test_every_algorithm_of_gloo() -> None:
         assert ran.keys() == expected("gloo")
 
 
-@pytest.mark.parametrize("placement", ["2x2", pytest.param("one has one", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["2x2", "one has one"])
 def test_every_algorithm_of_hierarchical(placement: str) -> None:
     hosts = PLACEMENTS[placement]
     for ran in run_ranks(len(hosts), check_all, backend=opener(hosts), timeout=100):

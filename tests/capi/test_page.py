@@ -29,6 +29,7 @@ def test_the_programs_run_as_shown(tmp_path: Path) -> None:
         check_commands(snippet, tmp_path)
 
 
+@pytest.mark.slow
 def test_numba_runs_as_shown(tmp_path: Path) -> None:
     pytest.importorskip("numba", reason="there is no numba; pip install numba")
     snippet = next(snippet for snippet in SNIPPETS if "import numba" in snippet.text)

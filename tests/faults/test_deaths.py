@@ -28,6 +28,7 @@ def test_killed(trial: Trial, place: str) -> None:
     kill_one(trial, trial.rng.randint(2, 4), place)
 
 
+@pytest.mark.slow
 @fault(1, "killed, on two NUMA nodes", few=1, full=26)
 def test_killed_in_by_node(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     n = trial.rng.randint(3, 5)

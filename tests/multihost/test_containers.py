@@ -56,6 +56,7 @@ def test_they_share_memory_through_a_shared_directory(
     assert "cannot share memory" not in logged
 
 
+@pytest.mark.slow
 def test_without_one_the_log_says_why_not(network: Network, tmp_path: Path) -> None:
     kinds, logged = communicators(network, (0, 0, 1, 1), tmp_path)
     assert kinds == {"HierarchicalCommunicator"}

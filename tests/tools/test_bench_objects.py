@@ -165,7 +165,7 @@ def test_rankwise_alone(tmp_path: Path) -> None:
     assert all(0 < one["min_us"] <= one["median_us"] <= one["p99_us"] for one in results)
 
 
-@pytest.mark.parametrize("launcher", mpi_launchers.LAUNCHERS)
+@pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.slow), "mpich"])
 def test_a_peer_is_measured_in_the_same_table(launcher: str, tmp_path: Path) -> None:
     folder = mpi_launchers.programs(launcher).parents[1]
     words = ("--objects", "scatter_object", "array_round_trip", "--vs", launcher, "--peer-env", str(folder))

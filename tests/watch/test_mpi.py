@@ -148,6 +148,7 @@ def test_a_job_that_only_waits_goes_on(tmp_path: Path) -> None:
     assert ran.stderr.count("rank 1 has been in recv(source=0, tag=7) on COMM_WORLD") == 1
 
 
+@ON_MPICH
 def test_what_a_program_sees(mpi: Path, tmp_path: Path) -> None:
     """Communicators and requests behave as mpi4py's own."""
     code = """

@@ -36,6 +36,7 @@ def watched(folder: Path, n: int, code: str, *options: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_calls_that_match(tmp_path: Path) -> None:
     code = """
     dist.all_reduce(x, op=dist.ReduceOp.MAX)
@@ -72,6 +73,7 @@ def test_mismatch(tmp_path: Path) -> None:
     assert report in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     code = """
     if rank == 1:

@@ -332,6 +332,7 @@ def test_the_directorys_path_must_be_short(tmp_path: Path, monkeypatch: pytest.M
 # ---- containers that number their own ranks ----
 
 
+@pytest.mark.slow
 def test_containers_in_one_network_number_their_ranks_alike() -> None:
     """Two containers of two ranks each, with LOCAL_RANK but without GROUP_RANK: nothing tells them apart."""
     program = (

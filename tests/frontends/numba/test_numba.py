@@ -103,6 +103,7 @@ def test_collectives() -> None:
     run_ranks(body, RANKS)
 
 
+@pytest.mark.slow
 def test_every_dtype() -> None:
     kinds = [
         np.float32,
@@ -128,6 +129,7 @@ def test_every_dtype() -> None:
     run_ranks(body, 2)
 
 
+@pytest.mark.slow
 def test_vectors_and_messages() -> None:
     def body(group: rw.Group) -> None:
         me = group.rank
@@ -194,7 +196,7 @@ def test_the_compiler_refuses_what_cannot_work(op: str, x: Any, text: str) -> No
         numba.njit(names["call"])(group.handle, x)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_stencil(n: int) -> None:
     example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples", "stencil_numba.py")
     command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), example, "--rows", "48", "--steps", "40"]

@@ -31,6 +31,7 @@ def wrong(found: Outcomes) -> list[str]:
     return [f"{page}.md:{line}: {outcome}" for page, line, _, outcome in found if outcome.startswith("WRONG")]
 
 
+@pytest.mark.slow
 def test_all_blocks_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     torch = find_spec("torch") is not None
     found = outcomes(training=torch)

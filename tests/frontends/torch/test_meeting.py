@@ -96,6 +96,7 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
     assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
 
 
+@pytest.mark.slow
 def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path) -> None:
     def ranks(group: Any) -> None:
         from rankwise.frontends.torch import meeting

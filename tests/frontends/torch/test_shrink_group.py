@@ -152,6 +152,7 @@ def test_options_of_the_new_group(on_ranks: OnRanks) -> None:
     assert on_ranks(3, body) == [[77, 55], [77], []]
 
 
+@pytest.mark.slow
 def test_bad_arguments_do_no_harm(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
         for ranks, kind, text in (

@@ -80,6 +80,7 @@ def test_spawn_with_every_init_method(tmp_path: Path) -> None:
     assert run(sys.executable, str(program), str(tmp_path)) == "ok\n"
 
 
+@pytest.mark.slow
 def test_one_rank_alone(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -97,6 +98,7 @@ def test_the_backend_is_there_without_an_import() -> None:
     assert run(sys.executable, "-c", code) == "rankwise None\n"
 
 
+@pytest.mark.slow
 def test_ranks_on_several_hosts(on_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, size: int) -> str:
         from rankwise.system import locality

@@ -93,10 +93,12 @@ def test_gloo_is_the_default_on_the_cpu(tmp_path: Path) -> None:
     run(tmp_path, BY_DEFAULT, RANKWISE_TORCH_AS="gloo")
 
 
+@pytest.mark.slow
 def test_a_combination_keeps_its_name_and_where_torch_does_not_allow_it_its_backends(tmp_path: Path) -> None:
     run(tmp_path, COMBINED, RANKWISE_TORCH_AS="gloo")
 
 
+@pytest.mark.slow
 def test_unset_nothing_of_torch_is_touched(tmp_path: Path) -> None:
     run(tmp_path, UNTOUCHED)
 
@@ -109,6 +111,7 @@ def test_another_value_is_refused_where_torch_is_imported() -> None:
     assert "environment variable RANKWISE_TORCH_AS='nccl': expected gloo" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_invalid_value_of_another_variable_does_not_concern_programs_that_import_torch() -> None:
     environ = os.environ | {"RANKWISE_TORCH_AS": "gloo", "RANKWISE_TIMEOUT": "long"}
     subprocess.run([sys.executable, "-c", "import torch"], timeout=100, env=environ, check=True)
