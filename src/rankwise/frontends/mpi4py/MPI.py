@@ -182,8 +182,7 @@ def Pcontrol(level: int) -> None:
 
 def _comm_lock_table(comm: Comm) -> dict[Any, Any]:
     """mpi4py.util's locks of a communicator, by key."""
-    table: dict[Any, Any] = comm._live().locks
-    return table
+    return comm._live().locks
 
 
 def _comm_lock(comm: Comm, key: Any = None) -> Any:

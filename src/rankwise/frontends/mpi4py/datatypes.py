@@ -62,26 +62,24 @@ class Layout:
         return np.ndarray(shape, f"V{self.width}", memory, strides=(1,))
 
 
-class Datatype(Handle, root=True):
+class Datatype(Handle[Layout], root=True):
     """An MPI datatype."""
 
     _null = "ERR_TYPE"
-    _h: Layout | None
 
     @property
     def _elements(self) -> int:
-        return int(self._live().elements)
+        return self._live().elements
 
     @property
     def _dtype(self) -> DType | None:
         """rankwise's dtype of the basic elements, if there is one."""
-        found: DType | None = self._live().dtype
-        return found
+        return self._live().dtype
 
     # ---- what it is ----
 
     def Get_size(self) -> int:
-        return int(self._live().size)
+        return self._live().size
 
     def Get_extent(self) -> tuple[int, int]:
         layout = self._live()
@@ -128,12 +126,13 @@ class Datatype(Handle, root=True):
 
     @property
     def typechar(self) -> str:
-        return "" if self._live().basic is None else str(self._live().basic.char)
+        basic = self._live().basic
+        return "" if basic is None else basic.char
 
     @property
     def typestr(self) -> str:
         basic = self._live().basic
-        return f"V{self.extent}" if basic is None or self._elements != 1 else str(basic.str)[1:]
+        return f"V{self.extent}" if basic is None or self._elements != 1 else basic.str[1:]
 
     def tocode(self) -> str:
         if not self.is_predefined:

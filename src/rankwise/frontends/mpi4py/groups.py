@@ -19,11 +19,10 @@ class Members:
         self.ranks, self.me = tuple(ranks), me
 
 
-class Group(Handle, root=True):
+class Group(Handle[Members], root=True):
     """An MPI group."""
 
     _null = "ERR_GROUP"
-    _h: Members | None
 
     def _with(self, ranks: Sequence[int]) -> Group:
         return Group._of(Members(ranks, self._live().me)) if ranks else Group(GROUP_EMPTY)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rankwise.frontends.mpi4py.errors import error
 
-H = TypeVar("H", bound="Handle")
+T = TypeVar("T")
+H = TypeVar("H", bound="Handle[Any]")
 
 
-class Handle:
+class Handle(Generic[T]):
     """A Python object that refers to an object of MPI, or to none: then it is a null handle, which is false.
 
     Two handles are equal if they refer to the same object. `Kind(handle)` makes another one. The predefined ones have
     a name, by which they can be pickled.
     """
 
-    _root: ClassVar[type[Handle]]
+    _root: ClassVar[type[Handle[Any]]]
     """The class that all handles of the kind derive from."""
 
     _null: ClassVar[str]
     """The error class of a call on a null handle."""
 
-    _h: Any = None
+    _h: T | None = None
     """What it refers to."""
 
     def __new__(cls: type[H], handle: Any = None, *args: Any, **options: Any) -> H:
@@ -47,7 +48,7 @@ class Handle:
         self._h = h
         return self
 
-    def _live(self) -> Any:
+    def _live(self) -> T:
         """The object. Raises an MPI error for a null handle."""
         if self._h is None:
             raise error(self._null, f"this {self._root.__name__} is null, or has been freed")
@@ -68,7 +69,7 @@ class Handle:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, self._root):
             return NotImplemented
-        return bool(self._h is other._h)
+        return self._h is other._h
 
     def __hash__(self) -> int:
         return id(self._h)
@@ -97,5 +98,5 @@ def predefined(name: str) -> Any:
     return NAMED[name]
 
 
-def _another(kind: type[Handle], name: str) -> Handle:
+def _another(kind: type[Handle[Any]], name: str) -> Handle[Any]:
     return kind(NAMED[name])

@@ -9,11 +9,10 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 
 
-class Info(Handle, root=True):
+class Info(Handle[dict[str, str]], root=True):
     """An MPI info object, which is also a mapping."""
 
     _null = "ERR_INFO"
-    _h: dict[str, str] | None
 
     @classmethod
     def Create(cls, items: Any = ()) -> Info:
@@ -31,8 +30,7 @@ class Info(Handle, root=True):
         return type(self).Create(self._live())
 
     def Get(self, key: str) -> str | None:
-        found: str | None = self._live().get(key)
-        return found
+        return self._live().get(key)
 
     def Set(self, key: str, value: str) -> None:
         self._live()[key] = value
@@ -45,8 +43,7 @@ class Info(Handle, root=True):
         return len(self._live())
 
     def Get_nthkey(self, n: int) -> str:
-        keys: list[str] = list(self._live())
-        return keys[n]
+        return list(self._live())[n]
 
     def __len__(self) -> int:
         return 0 if self._h is None else len(self._h)
@@ -58,8 +55,7 @@ class Info(Handle, root=True):
         return iter(list(self._h or ()))
 
     def __getitem__(self, key: str) -> str:
-        found: str = self._live()[key]
-        return found
+        return self._live()[key]
 
     def __setitem__(self, key: str, value: str) -> None:
         self.Set(key, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
@@ -24,19 +24,13 @@ from rankwise.group.work import ArrayWork
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
 
-class Messages(Handle):
+class Messages(Handle[Context]):
     """The messages of a communicator.
 
     A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send to another rank, which
     may therefore be complete before a receive matches it; a synchronous send to this rank itself is complete only when
     the message has been received.
     """
-
-    _h: Context | None
-
-    if TYPE_CHECKING:
-
-        def _live(self) -> Context: ...
 
     # ---- buffers ----
 
@@ -330,14 +324,13 @@ class Messages(Handle):
     improbe, mprobe = Improbe, Mprobe
 
 
-class Message(Handle, root=True):
+class Message(Handle[Pending], root=True):
     """A message that Mprobe has matched: only `Recv` or `recv` of this handle receives it."""
 
     _null = "ERR_REQUEST"
-    _h: Pending | None
 
     def _take(self) -> Pending:
-        h: Pending = self._live()
+        h = self._live()
         if self is not MESSAGE_NO_PROC:
             self._h = None
         return h

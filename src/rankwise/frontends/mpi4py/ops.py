@@ -35,11 +35,10 @@ class Operation:
         self.name = {ReduceOp.PROD: "product"}.get(reduce, reduce.name.lower()) if reduce is not None else None
 
 
-class Op(Handle, root=True):
+class Op(Handle[Operation], root=True):
     """An MPI reduction operation. `op(x, y)` combines two objects."""
 
     _null = "ERR_OP"
-    _h: Operation | None
 
     def __call__(self, x: Any, y: Any) -> Any:
         if self._h is None:
@@ -62,7 +61,7 @@ class Op(Handle, root=True):
         self._h = None
 
     def Is_commutative(self) -> bool:
-        return bool(self._live().commute)
+        return self._live().commute
 
     is_commutative = property(Is_commutative)
 
@@ -84,7 +83,7 @@ _created: set[int] = set()
 
 def engine_op(op: Op, dtype: DType | None) -> ReduceOp | None:
     """The engine's operation, if it has this one for these elements."""
-    reduce: ReduceOp | None = op._live().reduce
+    reduce = op._live().reduce
     if reduce is None or dtype is None or dtype is DType.BOOL:
         return None
     return None if reduce.refused_for(dtype) else reduce

@@ -12,14 +12,12 @@ from rankwise.frontends.mpi4py.pending import Pending, Persistent
 from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 Requests = Sequence["Request"]
-Statuses = "list[Status] | None"
 
 
-class Request(Handle, root=True):
+class Request(Handle[Pending], root=True):
     """An operation in progress. The methods in lower case also return the object of a receive."""
 
     _null = "ERR_REQUEST"
-    _h: Pending | None
 
     def _end(self, status: Status | None) -> Any:
         """It is complete: raise its error, or fill the status; returns its object."""
@@ -190,7 +188,7 @@ class Prequest(Request):
     """A persistent request: `Start` begins the operation once more."""
 
     def Start(self) -> None:
-        h = self._live()
+        h: Any = self._live()
         if h.active is not None:
             raise error("ERR_REQUEST", "this persistent request is in progress; wait for it before it starts again")
         h.start()

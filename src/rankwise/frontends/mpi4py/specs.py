@@ -348,7 +348,7 @@ def _absolute(blocks: list[tuple[Datatype, int, int]]) -> tuple[Bytes, int]:
     if not spans:
         return np.zeros(0, np.uint8), 0
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-    return np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8), low
+    return np.ctypeslib.as_array((ctypes.c_ubyte * (high - low)).from_address(low)), low
 
 
 def _shifted(kind: Datatype, base: int) -> Datatype:
