@@ -42,6 +42,9 @@ from rankwise.group.work import ArrayWork
 Body = Callable[[], None]
 """What a collective does once its arguments are known."""
 
+Parse = Callable[[Any, bool, int], Blocks]
+"""How a buffer with a block for each rank is specified: `simple`, `vector` or `per_rank`."""
+
 
 def _barrier(c: Context) -> Body:
     return c.comm.barrier_without_sync
@@ -61,23 +64,10 @@ def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
     return body
 
 
-def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    into = simple(recvbuf, True, c.size) if root == c.rank else None
+    into = parse(recvbuf, True, c.size) if root == c.rank else None
     mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
-    return _gathering(c, mine, into, root, None)
-
-
-def _gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
-    root = c.root(root)
-    into = vector(recvbuf, True, c.size) if root == c.rank else None
-    mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
-    sizes = [0] * c.size if into is None else into.sizes
-    return _gathering(c, mine, into, root, sizes)
-
-
-def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: list[int] | None) -> Body:
-    """sizes: the bytes of each rank, which only the root knows; None if they are all equal."""
     dtype = mine.dtype
 
     def body() -> None:
@@ -85,11 +75,11 @@ def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: 
         room = np.zeros(0, np.uint8) if into is None else into.room()
         if into is not None and np.may_share_memory(data, room):
             data = data.copy()
-        if sizes is None:
+        if parse is simple:
             count = data.size // dtype.itemsize
             c.collectives.gather(address(data), address(room), count, dtype, root)
         else:
-            _gather_blocks(c, data, room, dtype, root, sizes)
+            _gather_blocks(c, data, room, dtype, root, [0] * c.size if into is None else into.sizes)
         if into is not None:
             into.unpack(room)
 
@@ -97,25 +87,15 @@ def _gathering(c: Context, mine: Blocks, into: Blocks | None, root: int, sizes: 
 
 
 def _gather_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> None:
-    """sizes: the bytes of each rank, which only the root knows."""
+    """sizes: the bytes of each rank, which only the root knows; the others give zeros."""
     known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
     known[c.rank] = data.nbytes
     c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
 
 
-def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
+def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    given = simple(sendbuf, False, c.size) if root == c.rank else None
-    return _scattering(c, given, recvbuf, root, None)
-
-
-def _scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Body:
-    root = c.root(root)
-    given = vector(sendbuf, False, c.size) if root == c.rank else None
-    return _scattering(c, given, recvbuf, root, [0] * c.size if given is None else given.sizes)
-
-
-def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes: list[int] | None) -> Body:
+    given = parse(sendbuf, False, c.size) if root == c.rank else None
     stays = given is not None and in_place(recvbuf)
     into = given.block(root) if given is not None and stays else simple(recvbuf, True)
     dtype = into.dtype
@@ -123,10 +103,11 @@ def _scattering(c: Context, given: Blocks | None, recvbuf: Any, root: int, sizes
     def body() -> None:
         data = np.zeros(0, np.uint8) if given is None else given.packed()
         room = np.empty(into.nbytes, np.uint8) if stays else into.room()
-        if sizes is None:
+        if parse is simple:
             count = room.size // dtype.itemsize
             c.collectives.scatter(address(data), address(room), count, dtype, root)
         else:
+            sizes = [0] * c.size if given is None else given.sizes
             room = room[: _scatter_blocks(c, data, room, dtype, root, sizes)]
         if not stays:
             into.unpack(room)
@@ -143,47 +124,25 @@ def _scatter_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, s
     return int(known[c.rank])
 
 
-def _allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
-    into = simple(recvbuf, True, c.size)
+def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
+    into = parse(recvbuf, True, c.size)
     mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
-    dtype = mine.dtype
-
-    def body() -> None:
-        data, room = _apart(mine.packed(), into.room())
-        c.collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
-        into.unpack(room)
-
-    return body
-
-
-def _allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
-    into = vector(recvbuf, True, c.size)
-    mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
-    dtype, sizes = mine.dtype, into.sizes
+    dtype, sizes = mine.dtype, [*into.sizes]
     sizes[c.rank] = mine.nbytes
 
     def body() -> None:
         data, room = _apart(mine.packed(), into.room())
-        counts = _elements(sizes, dtype)
-        c.collectives.run(Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=counts))
+        if parse is simple:
+            c.collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
+        else:
+            counts = _elements(sizes, dtype)
+            c.collectives.run(Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=counts))
         into.unpack(room)
 
     return body
 
 
-def _alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
-    return _exchange(c, sendbuf, recvbuf, simple)
-
-
-def _alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
-    return _exchange(c, sendbuf, recvbuf, vector)
-
-
-def _alltoallw(c: Context, sendbuf: Any, recvbuf: Any) -> Body:
-    return _exchange(c, sendbuf, recvbuf, per_rank)
-
-
-def _exchange(c: Context, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, bool, int], Blocks]) -> Body:
+def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     into = parse(recvbuf, True, c.size)
     given = into if in_place(sendbuf) else parse(sendbuf, False, c.size)
     dtype = DType.U8 if parse is per_rank else given.dtype
@@ -205,8 +164,16 @@ def _exchange(c: Context, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, bool
 
 
 def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Body:
-    root = c.root(root)
-    into = simple(recvbuf, True) if root == c.rank else None
+    return _reducing(c, sendbuf, recvbuf, op, c.root(root))
+
+
+def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
+    return _reducing(c, sendbuf, recvbuf, op, None)
+
+
+def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op, root: int | None) -> Body:
+    """root: None if every rank gets the result."""
+    into = simple(recvbuf, True) if root in (None, c.rank) else None
     mine = _operand(sendbuf, into)
     kind, dtype = mine.type, mine.type._dtype
     reduce_op = engine_op(op, dtype)
@@ -222,27 +189,13 @@ def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0)
             room = into.room()
             room[:] = data
             data = room
-        c.collectives.reduce(address(data), data.size // dtype.itemsize, dtype, reduce_op, root)
+        count = data.size // dtype.itemsize
+        if root is None:
+            c.collectives.all_reduce(address(data), count, dtype, reduce_op)
+        else:
+            c.collectives.reduce(address(data), count, dtype, reduce_op, root)
         if into is not None:
             into.unpack(data)
-
-    return body
-
-
-def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
-    into = simple(recvbuf, True)
-    mine = _operand(sendbuf, into)
-    kind, dtype = mine.type, mine.type._dtype
-    reduce_op = engine_op(op, dtype)
-
-    def body() -> None:
-        if reduce_op is None or dtype is None:
-            into.unpack(fold(_gathered(c, mine.packed()), op, kind))
-            return
-        room = into.room()
-        room[:] = mine.packed()
-        c.collectives.all_reduce(address(room), room.size // dtype.itemsize, dtype, reduce_op)
-        into.unpack(room)
 
     return body
 
@@ -250,9 +203,9 @@ def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
 def _reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
     if in_place(sendbuf):
         given = simple(recvbuf, True, c.size)
-        return _reducing(c, given, given.block(0), given.sizes, op)
+        return _dividing(c, given, given.block(0), given.sizes, op)
     into = simple(recvbuf, True)
-    return _reducing(c, simple(sendbuf, False), into, [into.nbytes] * c.size, op)
+    return _dividing(c, simple(sendbuf, False), into, [into.nbytes] * c.size, op)
 
 
 def _reduce_scatter(
@@ -262,7 +215,7 @@ def _reduce_scatter(
         given = simple(recvbuf, True)
         counts = divided(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
         into = Blocks(given.memory, [given.type], [counts[c.rank]], [0])
-        return _reducing(c, given, into, [count * given.type.size for count in counts], op)
+        return _dividing(c, given, into, [count * given.type.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
     if recvcounts is None:
         sizes = c.group._all_gather_ints(np.array(into.nbytes, np.int64)).tolist()
@@ -270,10 +223,11 @@ def _reduce_scatter(
         sizes = [int(count) * given.type.size for count in recvcounts]
     if sizes[c.rank] < into.nbytes:
         into = Blocks(into.memory, [into.type], [sizes[c.rank] // into.type.size], into.starts)
-    return _reducing(c, given, into, sizes, op)
+    return _dividing(c, given, into, sizes, op)
 
 
-def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op) -> Body:
+def _dividing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op) -> Body:
+    """sizes: the bytes of each rank's part of the result."""
     kind, dtype = given.type, given.type._dtype
     reduce_op = engine_op(op, dtype)
     if sum(sizes) != given.nbytes:
@@ -296,16 +250,9 @@ def _reducing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op)
     return body
 
 
-def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
-    return _scanning(c, sendbuf, recvbuf, op, c.rank + 1)
-
-
-def _exscan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
-    return _scanning(c, sendbuf, recvbuf, op, c.rank)
-
-
-def _scanning(c: Context, sendbuf: Any, recvbuf: Any, op: Op, ranks: int) -> Body:
-    """The reduction over the first `ranks` ranks; over none, the buffer stays as it is."""
+def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bool) -> Body:
+    """The reduction over the ranks before this one, and this one if inclusive; over none, the buffer stays as it is."""
+    ranks = c.rank + inclusive
     into = simple(recvbuf, True)
     mine = _operand(sendbuf, into)
     op._live()
@@ -500,21 +447,21 @@ def _divided(c: Context, spec: Any, writes: bool) -> _Divided | None:
 _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
     "Barrier": (_barrier, _fast_barrier),
     "Bcast": (_bcast, _fast_bcast),
-    "Gather": (_gather, _fast_gather),
-    "Gatherv": (_gatherv, _fast_gatherv),
-    "Scatter": (_scatter, _fast_scatter),
-    "Scatterv": (_scatterv, _fast_scatterv),
-    "Allgather": (_allgather, _fast_allgather),
-    "Allgatherv": (_allgatherv, _fast_allgatherv),
-    "Alltoall": (_alltoall, _fast_alltoall),
-    "Alltoallv": (_alltoallv, _fast_alltoallv),
-    "Alltoallw": (_alltoallw, None),
+    "Gather": (partial(_gather, parse=simple), _fast_gather),
+    "Gatherv": (partial(_gather, parse=vector), _fast_gatherv),
+    "Scatter": (partial(_scatter, parse=simple), _fast_scatter),
+    "Scatterv": (partial(_scatter, parse=vector), _fast_scatterv),
+    "Allgather": (partial(_allgather, parse=simple), _fast_allgather),
+    "Allgatherv": (partial(_allgather, parse=vector), _fast_allgatherv),
+    "Alltoall": (partial(_alltoall, parse=simple), _fast_alltoall),
+    "Alltoallv": (partial(_alltoall, parse=vector), _fast_alltoallv),
+    "Alltoallw": (partial(_alltoall, parse=per_rank), None),
     "Reduce": (_reduce, _fast_reduce),
     "Allreduce": (_allreduce, _fast_allreduce),
     "Reduce_scatter_block": (_reduce_scatter_block, None),
     "Reduce_scatter": (_reduce_scatter, None),
-    "Scan": (_scan, None),
-    "Exscan": (_exscan, None),
+    "Scan": (partial(_scan, inclusive=True), None),
+    "Exscan": (partial(_scan, inclusive=False), None),
 }
 """Each collective: what prepares it, and a faster way for plain arrays."""
 
