@@ -116,6 +116,26 @@ def vectors() -> None:
     equal(part[:size], np.full(size, -1))
 
 
+def buffers_that_do_not_fit() -> None:
+    """Every rank refuses them before anything is sent."""
+    large, little = np.zeros(300_000), np.zeros(size)
+    for call, given, taken in (
+        (comm.Allgather, large, little),
+        (comm.Gather, large, little if rank == 0 else None),
+        (comm.Alltoall, np.zeros(size * 300_000), little),
+        (comm.Scatter, little if rank == 0 else None, large),
+        (comm.Allgatherv, large, [little, [1] * size]),
+    ):
+        if given is None or taken is None:
+            continue  # the root alone knows both
+        try:
+            call(given, taken)
+            raise AssertionError(f"{call.__name__}: buffers that do not fit were taken")
+        except MPI.Exception as error:
+            equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
+    comm.Barrier()
+
+
 def object_messages() -> None:
     sent = [
         7,
@@ -264,7 +284,7 @@ def datatypes() -> None:
     equal(y, [size - 1])
 
 
-for check in (objects, buffers, vectors, object_messages, messages, communicators, datatypes):
+for check in (objects, buffers, vectors, buffers_that_do_not_fit, object_messages, messages, communicators, datatypes):
     check()
 comm.Barrier()
 print("all well")

@@ -21,6 +21,7 @@ from rankwise.contract.operations import (
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.context import Context
+from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op, engine_op, fold
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
@@ -68,6 +69,8 @@ def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Par
     root = c.root(root)
     into = parse(recvbuf, True, c.size) if root == c.rank else None
     mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
+    if into is not None:
+        _check_room(into.sizes[root], mine.nbytes)
     dtype = mine.dtype
 
     def body() -> None:
@@ -98,6 +101,8 @@ def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Pa
     given = parse(sendbuf, False, c.size) if root == c.rank else None
     stays = given is not None and in_place(recvbuf)
     into = given.block(root) if given is not None and stays else simple(recvbuf, True)
+    if given is not None and parse is simple:
+        _check_room(given.sizes[root], into.nbytes)
     dtype = into.dtype
 
     def body() -> None:
@@ -127,6 +132,7 @@ def _scatter_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, s
 def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     into = parse(recvbuf, True, c.size)
     mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
+    _check_room(into.sizes[c.rank], mine.nbytes)
     dtype, sizes = mine.dtype, [*into.sizes]
     sizes[c.rank] = mine.nbytes
 
@@ -145,6 +151,7 @@ def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
 def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     into = parse(recvbuf, True, c.size)
     given = into if in_place(sendbuf) else parse(sendbuf, False, c.size)
+    _check_room(into.sizes[c.rank], given.sizes[c.rank])
     dtype = DType.U8 if parse is per_rank else given.dtype
     sends, receives = _elements(given.sizes, dtype), _elements(into.sizes, dtype)
 
@@ -287,6 +294,12 @@ def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
     else:
         c.collectives.gather(address(data), address(room), data.size, DType.U8, root)
     return [room[i * data.size : (i + 1) * data.size] for i in range(c.size)] if room.size or not data.size else []
+
+
+def _check_room(block: int, other: int) -> None:
+    """Raises for a rank's block in the buffer with one for each rank, if its other buffer does not fit into it."""
+    if other > block:
+        raise error("ERR_TRUNCATE", f"the buffer of one block has {other} bytes, the other one {block} for each rank")
 
 
 def _apart(data: Bytes, room: Bytes) -> tuple[Bytes, Bytes]:
