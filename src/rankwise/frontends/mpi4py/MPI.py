@@ -67,6 +67,10 @@ BSEND_OVERHEAD = 0
 MAX_PROCESSOR_NAME, MAX_ERROR_STRING, MAX_OBJECT_NAME, MAX_LIBRARY_VERSION_STRING = 256, 1024, 128, 8192
 COMM_WORLD = Intracomm._of(_Context(_WORLD.group, _WORLD.ranks, "MPI_COMM_WORLD"))._named("COMM_WORLD")
 COMM_SELF = Intracomm._of(_Context(_WORLD.own, [_WORLD.rank], "MPI_COMM_SELF"))._named("COMM_SELF")
+Attach_buffer = COMM_WORLD.Attach_buffer
+Detach_buffer = COMM_WORLD.Detach_buffer
+Flush_buffer = COMM_WORLD.Flush_buffer
+Iflush_buffer = COMM_WORLD.Iflush_buffer
 memory = buffer
 
 _main_thread = threading.main_thread()
@@ -160,22 +164,6 @@ def Get_error_string(errorcode: int) -> str:
     return Exception(errorcode).error_string
 
 
-def Attach_buffer(buf: Any) -> None:
-    COMM_WORLD.Attach_buffer(buf)
-
-
-def Detach_buffer() -> Any:
-    return COMM_WORLD.Detach_buffer()
-
-
-def Flush_buffer() -> None:
-    """Nothing to do: a buffered send has a copy of its own."""
-
-
-def Iflush_buffer() -> Request:
-    return COMM_WORLD.Iflush_buffer()
-
-
 def Pcontrol(level: int) -> None:
     """Nothing to do: there is no profiling library."""
 
@@ -197,22 +185,10 @@ def _commctx_intra(comm: Comm) -> tuple[Comm, int]:
     return table["@context"], 0
 
 
-def _commctx_inter(comm: Comm) -> Any:
-    raise _errors.unsupported("MPI.Intercomm")
-
-
-def _sizeof(handle: Any) -> int:
-    raise _errors.unsupported("MPI._sizeof (C handles)")
-
-
-def _addressof(handle: Any) -> int:
-    raise _errors.unsupported("MPI._addressof (C handles)")
-
-
-def _handleof(handle: Any) -> int:
-    raise _errors.unsupported("MPI._handleof (C handles)")
-
-
+_commctx_inter = _errors.lacks("MPI.Intercomm")
+_sizeof, _addressof, _handleof = (
+    _errors.lacks(f"MPI.{name} (C handles)") for name in ("_sizeof", "_addressof", "_handleof")
+)
 ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
     _Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
 )

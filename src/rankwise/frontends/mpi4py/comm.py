@@ -134,16 +134,12 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         made.info = dict(c.info) if info is None else dict(info._h or {})
         return type(self)._of(made)
 
-    Clone = Dup
-
-    def Dup_with_info(self, info: Info) -> Any:
-        return self.Dup(info)
+    Clone = Dup_with_info = Dup
 
     def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
         return self.Dup(info), Request._of(Pending())
 
-    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
-        return self.Idup(info)
+    Idup_with_info = Idup
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         if color < 0 and color != UNDEFINED:
@@ -181,10 +177,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         self._h = None
         c.group.close()
 
-    Disconnect = Free
-
-    def free(self) -> None:
-        self.Free()
+    Disconnect = free = Free
 
     # ---- buffered sends need no buffer ----
 

@@ -9,7 +9,6 @@ from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.pending import Receives
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.waiting import GROUPS
 
@@ -25,7 +24,6 @@ class Context:
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
-        self.receives = Receives(group)
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}

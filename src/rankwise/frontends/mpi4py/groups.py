@@ -61,9 +61,7 @@ class Group(Handle[Members], root=True):
     def Intersection(cls, group1: Group, group2: Group) -> Group:
         return group1._with([rank for rank in group1._live().ranks if rank in group2._live().ranks])
 
-    @classmethod
-    def Intersect(cls, group1: Group, group2: Group) -> Group:
-        return cls.Intersection(group1, group2)
+    Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:

@@ -8,14 +8,13 @@ from typing import Any
 
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
-from rankwise.contract.message import Message as Found
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import SENT, Arriving, Pending, Persistent, Receiving, Together, ToItself
 from rankwise.frontends.mpi4py.pickling import parts_of, read_trusted, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, plain, simple
-from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, PROC_NULL, Status
+from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
 from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.object_block import assemble
@@ -120,14 +119,14 @@ class Messages(Handle[Context]):
         work = None if x is None else start(x, src, label, context.group)
         if work is not None:
             work.started = True
-            return Receiving(context.receives, work, src, label, buf)
+            return Receiving(context.group, work, src, label, buf)
         blocks = simple(buf, True)
         room = blocks.room()
         work = start(blocks.elements(room), src, label, context.group)
         if work is None:  # on this backend the length must be known
-            return Arriving(context.receives, src, label, blocks)
+            return Arriving(context.group, src, label, blocks)
         work.started = True
-        return Receiving(context.receives, work, src, label, buf, blocks, room)
+        return Receiving(context.group, work, src, label, buf, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request._of(self._begin_receive(buf, source, tag))
@@ -191,7 +190,7 @@ class Messages(Handle[Context]):
         if not context.group.arrivals.send_object_plain(sent, dest, tag):
             to = context.destination(dest, tag)
             if to is not None:
-                context.receives.engine.send_object_now(parts_of(sent), to, int(tag))
+                context.group.receives.send_object_now(parts_of(sent), to, int(tag))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         context = self._live()
@@ -204,7 +203,7 @@ class Messages(Handle[Context]):
         parts = parts_of(sent)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
-        work = context.receives.engine.send_object(parts, to, int(tag))
+        work = context.group.receives.send_object(parts, to, int(tag))
         return Request._of(Pending(ArrayWork(work, nothing, group.pending, group).started()))
 
     bsend, ibsend = send, isend
@@ -220,7 +219,7 @@ class Messages(Handle[Context]):
 
     def _synchronous(self, request: Request, dest: int, tag: int) -> Request:
         c = self._live()
-        return Request._of(ToItself(c.receives, c.rank, tag)) if dest == c.rank else request
+        return Request._of(ToItself(c.group, c.rank, tag)) if dest == c.rank else request
 
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. buf: not needed, and not used."""
@@ -251,7 +250,7 @@ class Messages(Handle[Context]):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        return Arriving(context.receives, src, label)
+        return Arriving(context.group, src, label)
 
     def sendrecv(
         self,
@@ -270,54 +269,46 @@ class Messages(Handle[Context]):
 
     # ---- looking for messages ----
 
-    def _look(self, source: int, tag: int, waits: bool) -> Found | None:
-        """The message, or None if there is none yet."""
+    def _look(self, source: int, tag: int, status: Status | None, waits: bool) -> tuple[int, int, int] | None:
+        """Source, tag and bytes of a message, which the status gets too; None if there is none yet."""
         context = self._live()
         src, label = context.source(source, tag)
-        assert src is not None
-        limit = context.group.timeout if waits else 0.0
-        found: Found | None = context.receives.engine.probe(src, label, limit)
-        if waits and found is None:
-            raise CollectiveTimeout(f"Probe: no message from {source} with tag {tag} within {limit:g} s", limit=limit)
-        return found
-
-    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        return self._probed(source, tag, status, False)
-
-    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        return self._probed(source, tag, status, True)
-
-    def _probed(self, source: int, tag: int, status: Status | None, waits: bool) -> bool:
         message = NOBODY
-        if source != PROC_NULL:
-            found = self._look(source, tag, waits)
+        if src is not None:
+            limit = context.group.timeout if waits else 0.0
+            found = context.group.receives.probe(src, label, limit)
             if found is None:
-                return False
-            message = _described(found)
+                if not waits:
+                    return None
+                text = f"Probe: no message from {source} with tag {tag} within {limit:g} s"
+                raise CollectiveTimeout(text, limit=limit)
+            message = (found.source, found.tag, found.count * found.dtype.itemsize)
         if status is not None:
             status._set(message)
-        return True
+        return message
+
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        return self._look(source, tag, status, False) is not None
+
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+        return self._look(source, tag, status, True) is not None
 
     iprobe, probe = Iprobe, Probe
 
     def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        return self._matched(source, tag, status, False)
+        return self._matched(self._look(source, tag, status, False))
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        return self._matched(source, tag, status, True)
+        return self._matched(self._look(source, tag, status, True))
 
-    def _matched(self, source: int, tag: int, status: Status | None, waits: bool) -> Message | None:
-        if source == PROC_NULL:
-            if status is not None:
-                status._set(NOBODY)
-            return MESSAGE_NO_PROC
-        found = self._look(source, tag, waits)
-        if found is None:
+    def _matched(self, message: tuple[int, int, int] | None) -> Message | None:
+        """The handle of a message that has been found."""
+        if message is None:
             return None
-        if status is not None:
-            status._set(_described(found))
-        receives = self._live().receives
-        arriving = Arriving(receives, found.source, found.tag)
+        if message is NOBODY:
+            return MESSAGE_NO_PROC
+        source, tag, _ = message
+        arriving = Arriving(self._live().group, source, tag)
         arriving.done()  # from now on it has the message
         return Message._of(arriving)
 
@@ -372,11 +363,6 @@ def _finish(receiving: Pending, status: Status | None) -> Any:
     if status is not None:
         status._set(receiving.message)
     return receiving.result
-
-
-def _described(found: Found) -> tuple[int, int, int]:
-    """Source, tag and bytes of a message that a probe has found."""
-    return found.source, found.tag, found.count * found.dtype.itemsize
 
 
 def _warn_of(buf: Any) -> None:

@@ -51,14 +51,6 @@ SENT = Pending()
 """Every send that was complete when it had started: most short ones."""
 
 
-class Receives:
-    """How one communicator receives."""
-
-    def __init__(self, group: Group) -> None:
-        self.comm = group.comm
-        self.engine = group.receives
-
-
 class Arriving(Pending):
     """A receive of a message of any length: an object, or into a buffer.
 
@@ -66,20 +58,19 @@ class Arriving(Pending):
     it to the next receive, so this receive changes its kind. blocks: the buffer, or None for an object.
     """
 
-    def __init__(self, receives: Receives, source: int, tag: int, blocks: Blocks | None = None) -> None:
+    def __init__(self, group: Group, source: int, tag: int, blocks: Blocks | None = None) -> None:
         super().__init__()
-        self.receives, self.source, self.tag, self.blocks = receives, source, tag, blocks
+        self.engine, self.source, self.tag, self.blocks = group.receives, source, tag, blocks
         self.takes_object = blocks is None
         self.complete = False
         self.memory: Any = None
         self.post()
 
     def post(self) -> None:
-        engine = self.receives.engine
         if self.takes_object:
-            self.work = engine.recv_object(self.source, self.tag)
+            self.work = self.engine.recv_object(self.source, self.tag)
         else:
-            self.work = engine.recv_any(None, self.source, self.tag)
+            self.work = self.engine.recv_any(None, self.source, self.tag)
 
     def done(self) -> bool:
         while not self.complete and self.work.done():
@@ -91,23 +82,17 @@ class Arriving(Pending):
             self.finish()
         self.deliver()
 
-    def fits(self) -> bool:
-        """Wait for the engine's receive. Returns whether the message is one that it takes."""
+    def finish(self) -> None:
+        """Wait for the message; or receive it anew, as what it is."""
         try:
             self.work.wait()
         except MismatchError:  # if it is the group's failure, the next receive raises it
-            return False
-        return True
-
-    def finish(self) -> None:
-        """Wait for the message; or receive it anew, as what it is."""
-        if not self.fits():
             self.takes_object = not self.takes_object
             self.post()
             return
         self.memory = self.work.memory()
         self.message = (self.work.source, self.work.tag, len(self.memory))
-        self.end()
+        self.complete = True
 
     def deliver(self) -> None:
         """Put the message where it belongs, once."""
@@ -129,13 +114,9 @@ class Arriving(Pending):
             return unwrap(read(memory, True, self.work.source))
         return PICKLE.loads(bytes(memory)) if len(memory) else None
 
-    def end(self) -> None:
-        self.complete = True
-
     def cancel(self) -> None:
         if not self.complete and self.work.cancel():
-            self.cancelled = True
-            self.end()
+            self.cancelled = self.complete = True
 
 
 _NO_BYTES = np.zeros(0, np.uint8)
@@ -153,7 +134,7 @@ class Receiving(Pending):
 
     def __init__(
         self,
-        receives: Receives,
+        group: Group,
         work: Any,
         source: int,
         tag: int,
@@ -161,7 +142,7 @@ class Receiving(Pending):
         blocks: Blocks | None = None,
         room: Bytes | None = None,
     ) -> None:
-        self.receives, self.work, self.source, self.tag = receives, work, source, tag
+        self.group, self.work, self.source, self.tag = group, work, source, tag
         self.buf, self.blocks, self.room = buf, blocks, room
 
     def wait(self) -> None:
@@ -170,7 +151,7 @@ class Receiving(Pending):
         try:
             self.work.wait()
         except MismatchError:  # the message is too long, or an object, and is still there
-            other = Arriving(self.receives, self.source, self.tag, self.blocks or simple(self.buf, True))
+            other = Arriving(self.group, self.source, self.tag, self.blocks or simple(self.buf, True))
             other.wait()
             self.message = other.message
         else:
@@ -184,17 +165,17 @@ class Receiving(Pending):
 class ToItself(Pending):
     """A synchronous send to this rank: it is complete when the message has been received."""
 
-    def __init__(self, receives: Receives, rank: int, tag: int) -> None:
+    def __init__(self, group: Group, rank: int, tag: int) -> None:
         super().__init__()
-        self.receives, self.rank, self.tag = receives, rank, tag
+        self.group, self.rank, self.tag = group, rank, tag
         self.complete = False
 
     def done(self) -> bool:
-        self.complete = self.complete or self.receives.engine.probe(self.rank, self.tag, 0.0) is None
+        self.complete = self.complete or self.group.receives.probe(self.rank, self.tag, 0.0) is None
         return self.complete
 
     def wait(self) -> None:
-        end = time.monotonic() + self.receives.comm.timeout
+        end = time.monotonic() + self.group.timeout
         while not self.done():  # another thread may receive it
             if time.monotonic() > end:
                 raise CollectiveTimeout(f"a synchronous send to this rank, with tag {self.tag}, is not received")
@@ -202,7 +183,7 @@ class ToItself(Pending):
 
     def cancel(self) -> None:
         if not self.done():
-            Arriving(self.receives, self.rank, self.tag).wait()
+            Arriving(self.group, self.rank, self.tag).wait()
             self.cancelled = self.complete = True
 
 

@@ -65,8 +65,7 @@ class Request(Handle[Pending], root=True):
     def Cancel(self) -> None:
         self._live().cancel()
 
-    def cancel(self) -> None:
-        self.Cancel()
+    cancel = Cancel
 
     def Free(self) -> None:
         """Release the handle; the operation continues."""
@@ -91,10 +90,7 @@ class Request(Handle[Pending], root=True):
 
     @classmethod
     def testall(cls, requests: Requests, statuses: Any = None) -> tuple[bool, Any]:
-        done = [request._done() for request in requests]  # each makes progress
-        if not all(done):
-            return False, None
-        return True, cls.waitall(requests, statuses)
+        return (True, cls.waitall(requests, statuses)) if _all_done(requests) else (False, None)
 
     @classmethod
     def Testall(cls, requests: Requests, statuses: Any = None) -> bool:
@@ -103,15 +99,8 @@ class Request(Handle[Pending], root=True):
     @classmethod
     def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
         """The index of a complete one, whether there is one, and its object. Inactive requests do not count."""
-        active = [index for index, request in enumerate(requests) if request._active]
-        if not active:
-            if status is not None:
-                status._set(EMPTY)
-            return UNDEFINED, True, None
-        for index in active:
-            if requests[index]._done():
-                return index, True, requests[index]._end(status)
-        return UNDEFINED, False, None
+        index, found = _any_done(requests, status)
+        return index, found, None if index == UNDEFINED else requests[index]._end(status)
 
     @classmethod
     def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
@@ -129,11 +118,10 @@ class Request(Handle[Pending], root=True):
     @classmethod
     def testsome(cls, requests: Requests, statuses: Any = None) -> tuple[list[int] | None, Any]:
         """The indices of the complete ones, and their objects; None and None if no request is active."""
-        if not any(request._active for request in requests):
+        done = _some_done(requests)
+        if done is None:
             return None, None
-        done = [index for index, request in enumerate(requests) if request._active and request._done()]
-        each = _statuses(statuses, len(done))
-        return done, [requests[index]._end(status) for index, status in zip(done, each, strict=True)]
+        return done, cls.waitall([requests[index] for index in done], statuses) or []
 
     @classmethod
     def Testsome(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
@@ -151,18 +139,14 @@ class Request(Handle[Pending], root=True):
 
     @classmethod
     def Get_status_any(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
-        active = [index for index, request in enumerate(requests) if request._active]
-        for index in active:
-            if requests[index].Get_status(status):
-                return index, True
-        if not active and status is not None:
-            status._set(EMPTY)
-        return UNDEFINED, not active
+        index, found = _any_done(requests, status)
+        if index != UNDEFINED:
+            requests[index].Get_status(status)
+        return index, found
 
     @classmethod
     def Get_status_all(cls, requests: Requests, statuses: Any = None) -> bool:
-        done = [request._done() for request in requests]  # each makes progress
-        if not all(done):
+        if not _all_done(requests):
             return False
         for request, status in zip(requests, _statuses(statuses, len(requests)), strict=True):
             request.Get_status(status)
@@ -170,11 +154,9 @@ class Request(Handle[Pending], root=True):
 
     @classmethod
     def Get_status_some(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
-        if not any(request._active for request in requests):
-            return None
-        done = [index for index, request in enumerate(requests) if request._active and request._done()]
-        for index, status in zip(done, _statuses(statuses, len(done)), strict=True):
-            requests[index].Get_status(status)
+        done = _some_done(requests)
+        if done:
+            cls.Get_status_all([requests[index] for index in done], statuses)
         return done
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
@@ -200,6 +182,26 @@ class Prequest(Request):
 
 
 REQUEST_NULL = Request()._named("REQUEST_NULL")
+
+
+def _all_done(requests: Requests) -> bool:
+    done = [request._done() for request in requests]  # each makes progress
+    return all(done)
+
+
+def _any_done(requests: Requests, status: Status | None) -> tuple[int, bool]:
+    """The index of a complete one, and True; True without an index, and an empty status, if none is active."""
+    active = [index for index, request in enumerate(requests) if request._active]
+    if not active and status is not None:
+        status._set(EMPTY)
+    index = next((index for index in active if requests[index]._done()), UNDEFINED)
+    return index, index != UNDEFINED or not active
+
+
+def _some_done(requests: Requests) -> list[int] | None:
+    """The indices of all complete ones; None if no request is active."""
+    active = [index for index, request in enumerate(requests) if request._active]
+    return [index for index in active if requests[index]._done()] if active else None
 
 
 def _statuses(given: Any, count: int) -> list[Status | None]:
