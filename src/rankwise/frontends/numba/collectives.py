@@ -57,42 +57,32 @@ def _checked(counts: Array, handle: int, needed: int, size: int) -> Array:
 @compiled
 def barrier(handle: int) -> None:
     """Return when all ranks have come."""
-    status = _barrier(handle)
-    if status != 0:
-        check(status)
+    check(_barrier(handle))
 
 
 @compiled
 def broadcast(handle: int, x: Array, src: int = 0) -> None:
     """Copy the array of rank `src` into every rank's, in place."""
-    status = _broadcast(handle, x.ctypes.data, x.size, dtype(x), np.int32(src))
-    if status != 0:
-        check(status)
+    check(_broadcast(handle, x.ctypes.data, x.size, dtype(x), np.int32(src)))
 
 
 @compiled
 def all_reduce(handle: int, x: Array, op: object = "sum") -> None:
     """Reduce the ranks' arrays, in place; every rank has the result."""
-    status = _all_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x))
-    if status != 0:
-        check(status)
+    check(_all_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x)))
 
 
 @compiled
 def reduce(handle: int, x: Array, dst: int = 0, op: object = "sum") -> None:
     """Reduce the ranks' arrays, in place on rank `dst`."""
-    status = _reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x), np.int32(dst))
-    if status != 0:
-        check(status)
+    check(_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x), np.int32(dst)))
 
 
 @compiled
 def all_gather(handle: int, send: Array, recv: Array) -> None:
     """Store every rank's `send` in `recv`, one after the other."""
     _same(send, recv, send.size * world_size(handle), recv.size)
-    status = _all_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send))
-    if status != 0:
-        check(status)
+    check(_all_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send)))
 
 
 @compiled
@@ -100,9 +90,7 @@ def gather(handle: int, send: Array, recv: Array, dst: int = 0) -> None:
     """The same on rank `dst` only; elsewhere `recv` is not used, and may be of any length."""
     if rank(handle) == dst:
         _same(send, recv, send.size * world_size(handle), recv.size)
-    status = _gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send), np.int32(dst))
-    if status != 0:
-        check(status)
+    check(_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send), np.int32(dst)))
 
 
 @compiled
@@ -110,18 +98,14 @@ def scatter(handle: int, send: Array, recv: Array, src: int = 0) -> None:
     """Store this rank's part of the `send` of rank `src`; elsewhere `send` is not used, and may be of any length."""
     if rank(handle) == src:
         _same(send, recv, send.size, recv.size * world_size(handle))
-    status = _scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(recv), np.int32(src))
-    if status != 0:
-        check(status)
+    check(_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(recv), np.int32(src)))
 
 
 @compiled
 def reduce_scatter(handle: int, send: Array, recv: Array, op: object = "sum") -> None:
     """Reduce the ranks' `send`, and store this rank's part of the result in `recv`."""
     _same(send, recv, send.size, recv.size * world_size(handle))
-    status = _reduce_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(send), op_number(op, send))
-    if status != 0:
-        check(status)
+    check(_reduce_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(send), op_number(op, send)))
 
 
 @compiled
@@ -131,9 +115,7 @@ def all_to_all(handle: int, send: Array, recv: Array) -> None:
     if send.size % world_size(handle) != 0:
         raise ValueError("send: expected as many elements for each rank")
     count = send.size // world_size(handle)
-    status = _all_to_all(handle, send.ctypes.data, recv.ctypes.data, count, dtype(send))
-    if status != 0:
-        check(status)
+    check(_all_to_all(handle, send.ctypes.data, recv.ctypes.data, count, dtype(send)))
 
 
 @compiled
@@ -143,9 +125,7 @@ def all_gather_v(handle: int, send: Array, recv: Array, counts: Array) -> None:
     own = _checked(counts, handle, counts.sum(), recv.size)
     if send.size < counts[rank(handle)]:
         raise ValueError("send: shorter than counts says")
-    status = _all_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send))
-    if status != 0:
-        check(status)
+    check(_all_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send)))
 
 
 @compiled
@@ -155,9 +135,7 @@ def gather_v(handle: int, send: Array, recv: Array, counts: Array, dst: int = 0)
     own = _checked(counts, handle, counts.sum() if rank(handle) == dst else 0, recv.size)
     if send.size < counts[rank(handle)]:
         raise ValueError("send: shorter than counts says")
-    status = _gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), np.int32(dst))
-    if status != 0:
-        check(status)
+    check(_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), np.int32(dst)))
 
 
 @compiled
@@ -167,9 +145,7 @@ def scatter_v(handle: int, send: Array, recv: Array, counts: Array, src: int = 0
     own = _checked(counts, handle, counts.sum() if rank(handle) == src else 0, send.size)
     if recv.size < counts[rank(handle)]:
         raise ValueError("recv: shorter than counts says")
-    status = _scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(recv), np.int32(src))
-    if status != 0:
-        check(status)
+    check(_scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(recv), np.int32(src)))
 
 
 @compiled
@@ -179,11 +155,9 @@ def reduce_scatter_v(handle: int, send: Array, recv: Array, counts: Array, op: o
     own = _checked(counts, handle, counts.sum(), send.size)
     if recv.size < counts[rank(handle)]:
         raise ValueError("recv: shorter than counts says")
-    status = _reduce_scatter_v(
-        handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), op_number(op, send)
+    check(
+        _reduce_scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), op_number(op, send))
     )
-    if status != 0:
-        check(status)
 
 
 @compiled
@@ -192,6 +166,4 @@ def all_to_all_v(handle: int, send: Array, recv: Array, send_counts: Array, recv
     _same(send, recv, 0, 0)
     to = _checked(send_counts, handle, send_counts.sum(), send.size)
     of = _checked(recv_counts, handle, recv_counts.sum(), recv.size)
-    status = _all_to_all_v(handle, send.ctypes.data, recv.ctypes.data, to.ctypes.data, of.ctypes.data, dtype(send))
-    if status != 0:
-        check(status)
+    check(_all_to_all_v(handle, send.ctypes.data, recv.ctypes.data, to.ctypes.data, of.ctypes.data, dtype(send)))

@@ -107,9 +107,10 @@ def _raise_in_python(status: int) -> None:
 
 @numba.njit  # type: ignore[untyped-decorator]  # it holds the GIL
 def check(status: int) -> None:
-    """Raise the exception of a status."""
-    with numba.objmode():
-        _raise_in_python(status)
+    """Raise the exception of a status, unless it is 0."""
+    if status != 0:
+        with numba.objmode():
+            _raise_in_python(status)
 
 
 _rank = external("rank", HANDLE)

@@ -27,26 +27,20 @@ _wait = external("wait", ADDRESS, DOUBLE, ADDRESS)
 @compiled
 def send(handle: int, x: Array, dst: int, tag: int = 0) -> None:
     """Send an array; returns when it may be changed."""
-    status = _send(handle, x.ctypes.data, x.size, dtype(x), np.int32(dst), np.int32(tag))
-    if status != 0:
-        check(status)
+    check(_send(handle, x.ctypes.data, x.size, dtype(x), np.int32(dst), np.int32(tag)))
 
 
 @compiled
 def recv(handle: int, x: Array, src: int, tag: int = 0) -> None:
     """Receive a message of the array's length and dtype; src and tag may be -1, for any."""
-    status = _recv(handle, x.ctypes.data, x.size, dtype(x), np.int32(src), np.int32(tag), np.uint64(0))
-    if status != 0:
-        check(status)
+    check(_recv(handle, x.ctypes.data, x.size, dtype(x), np.int32(src), np.int32(tag), np.uint64(0)))
 
 
 @compiled
 def isend(handle: int, x: Array, dst: int, tag: int = 0) -> Array:
     """Start to send an array, which must live and not change until `wait` of what this returns."""
     request = np.zeros(1, np.int64)
-    status = _isend(handle, x.ctypes.data, x.size, dtype(x), np.int32(dst), np.int32(tag), request.ctypes.data)
-    if status != 0:
-        check(status)
+    check(_isend(handle, x.ctypes.data, x.size, dtype(x), np.int32(dst), np.int32(tag), request.ctypes.data))
     return request
 
 
@@ -54,15 +48,11 @@ def isend(handle: int, x: Array, dst: int, tag: int = 0) -> Array:
 def irecv(handle: int, x: Array, src: int, tag: int = 0) -> Array:
     """Start to receive into an array, which must live and not be used until `wait` of what this returns."""
     request = np.zeros(1, np.int64)
-    status = _irecv(handle, x.ctypes.data, x.size, dtype(x), np.int32(src), np.int32(tag), request.ctypes.data)
-    if status != 0:
-        check(status)
+    check(_irecv(handle, x.ctypes.data, x.size, dtype(x), np.int32(src), np.int32(tag), request.ctypes.data))
     return request
 
 
 @compiled
 def wait(request: Array) -> None:
     """Return when a message that isend or irecv has started is complete, which it is after the first call."""
-    status = _wait(request.ctypes.data, -1.0, np.uint64(0))
-    if status != 0:
-        check(status)
+    check(_wait(request.ctypes.data, -1.0, np.uint64(0)))
