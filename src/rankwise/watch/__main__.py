@@ -9,7 +9,6 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from rankwise.system.settings import Settings
 from rankwise.watch import job
@@ -39,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         settings = Settings.read()
         timeout = settings.timeout if settings.timeout_given else TIMEOUT
     job.start(timeout, options.abort, options.trace)
-    after_import({"mpi4py.MPI": _adopt_mpi, "torch.distributed.distributed_c10d": _adopt_torch})
+    after_import({"mpi4py.MPI": "rankwise.watch.mpi", "torch.distributed.distributed_c10d": "rankwise.watch.torch"})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nothing is lost if the job is ended
     sys.argv = [options.program, *options.arguments]
@@ -59,18 +58,6 @@ def main(argv: Sequence[str]) -> None:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
-
-
-def _adopt_mpi(module: ModuleType) -> None:
-    from rankwise.watch.mpi import adopt
-
-    adopt(module)
-
-
-def _adopt_torch(module: ModuleType) -> None:
-    from rankwise.watch.torch import adopt
-
-    adopt(module)
 
 
 def _seconds(text: str) -> float:

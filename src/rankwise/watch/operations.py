@@ -6,8 +6,7 @@ arguments are, counted after the communicator. All ranks number the operations i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Place = tuple[int, str]  # of an argument: its position and its name
 
@@ -41,58 +40,45 @@ REDUCTIONS = (
 
 _SEND, _RECV = (0, "sendbuf"), (1, "recvbuf")
 
-# Name, traced, buffer, other, root, reduction. Only what is the same on all ranks is measured.
-_BUFFERS: tuple[tuple[str, str, Place | None, Place | None, Place | None, Place | None], ...] = (
-    ("Barrier", "barrier", None, None, None, None),
-    ("Bcast", "broadcast", (0, "buf"), None, (1, "root"), None),
-    ("Gather", "gather", _SEND, None, (2, "root"), None),
-    ("Gatherv", "gather_v", None, None, (2, "root"), None),
-    ("Scatter", "scatter", _RECV, None, (2, "root"), None),
-    ("Scatterv", "scatter_v", None, None, (2, "root"), None),
-    ("Allgather", "all_gather", _SEND, None, None, None),
-    ("Allgatherv", "all_gather_v", None, None, None, None),
-    ("Alltoall", "all_to_all", _SEND, None, None, None),
-    ("Alltoallv", "all_to_all_v", None, None, None, None),
-    ("Alltoallw", "all_to_all_v", None, None, None, None),
-    ("Reduce", "reduce", _SEND, _RECV, (3, "root"), (2, "op")),
-    ("Allreduce", "all_reduce", _SEND, _RECV, None, (2, "op")),
-    ("Reduce_scatter_block", "reduce_scatter", _SEND, None, None, (2, "op")),
-    ("Reduce_scatter", "reduce_scatter_v", None, None, None, (3, "op")),
-    ("Scan", "scan", _SEND, _RECV, None, (2, "op")),
-    ("Exscan", "exscan", _SEND, _RECV, None, (2, "op")),
-    ("Neighbor_allgather", "all_gather", None, None, None, None),
-    ("Neighbor_allgatherv", "all_gather_v", None, None, None, None),
-    ("Neighbor_alltoall", "all_to_all", None, None, None, None),
-    ("Neighbor_alltoallv", "all_to_all_v", None, None, None, None),
-    ("Neighbor_alltoallw", "all_to_all_v", None, None, None, None),
+# Of collectives on buffers. Only what is the same on all ranks is measured.
+_BUFFERS = (
+    Operation("Barrier", "barrier"),
+    Operation("Bcast", "broadcast", buffer=(0, "buf"), root=(1, "root")),
+    Operation("Gather", "gather", buffer=_SEND, root=(2, "root")),
+    Operation("Gatherv", "gather_v", root=(2, "root")),
+    Operation("Scatter", "scatter", buffer=_RECV, root=(2, "root")),
+    Operation("Scatterv", "scatter_v", root=(2, "root")),
+    Operation("Allgather", "all_gather", buffer=_SEND),
+    Operation("Allgatherv", "all_gather_v"),
+    Operation("Alltoall", "all_to_all", buffer=_SEND),
+    Operation("Alltoallv", "all_to_all_v"),
+    Operation("Alltoallw", "all_to_all_v"),
+    Operation("Reduce", "reduce", buffer=_SEND, other=_RECV, root=(3, "root"), reduction=(2, "op")),
+    Operation("Allreduce", "all_reduce", buffer=_SEND, other=_RECV, reduction=(2, "op")),
+    Operation("Reduce_scatter_block", "reduce_scatter", buffer=_SEND, reduction=(2, "op")),
+    Operation("Reduce_scatter", "reduce_scatter_v", reduction=(3, "op")),
+    Operation("Scan", "scan", buffer=_SEND, other=_RECV, reduction=(2, "op")),
+    Operation("Exscan", "exscan", buffer=_SEND, other=_RECV, reduction=(2, "op")),
+    Operation("Neighbor_allgather", "all_gather"),
+    Operation("Neighbor_allgatherv", "all_gather_v"),
+    Operation("Neighbor_alltoall", "all_to_all"),
+    Operation("Neighbor_alltoallv", "all_to_all_v"),
+    Operation("Neighbor_alltoallw", "all_to_all_v"),
 )
 
-
-def _collectives() -> Iterable[Operation]:
-    for name, traced, buffer, other, root, reduction in _BUFFERS:
-        yield Operation(name, traced, False, buffer, other, root, reduction)
-        yield Operation(f"I{name.lower()}", traced, False, buffer, other, root, reduction)
-        yield Operation(f"{name}_init", traced, False, buffer, other, root, reduction)
-    objects: tuple[tuple[str, str, Place | None, Place | None], ...] = (
-        ("bcast", "broadcast", (1, "root"), None),
-        ("gather", "gather", (1, "root"), None),
-        ("scatter", "scatter", (1, "root"), None),
-        ("allgather", "all_gather", None, None),
-        ("alltoall", "all_to_all", None, None),
-        ("reduce", "reduce", (2, "root"), (1, "op")),
-        ("allreduce", "all_reduce", None, (1, "op")),
-        ("scan", "scan", None, (1, "op")),
-        ("exscan", "exscan", None, (1, "op")),
-        ("neighbor_allgather", "all_gather", None, None),
-        ("neighbor_alltoall", "all_to_all", None, None),
-    )
-    for name, traced, root, reduction in objects:
-        yield Operation(name, traced, root=root, reduction=reduction)
-    for name in ("Free", "Disconnect", "Agree", "Iagree", "Create_intercomm", "Spawn", "Spawn_multiple"):
-        yield Operation(name)
-    for name in ("Accept", "Connect", "Finalize"):
-        yield Operation(name)
-
+_OBJECTS = (
+    Operation("bcast", "broadcast", root=(1, "root")),
+    Operation("gather", "gather", root=(1, "root")),
+    Operation("scatter", "scatter", root=(1, "root")),
+    Operation("allgather", "all_gather"),
+    Operation("alltoall", "all_to_all"),
+    Operation("reduce", "reduce", root=(2, "root"), reduction=(1, "op")),
+    Operation("allreduce", "all_reduce", reduction=(1, "op")),
+    Operation("scan", "scan", reduction=(1, "op")),
+    Operation("exscan", "exscan", reduction=(1, "op")),
+    Operation("neighbor_allgather", "all_gather"),
+    Operation("neighbor_alltoall", "all_to_all"),
+)
 
 MAKES_COMM = (
     *("Clone", "Dup", "Dup_with_info", "Idup", "Idup_with_info", "Create", "Split", "Split_type", "Shrink"),
@@ -101,62 +87,71 @@ MAKES_COMM = (
 """Calls of all ranks of a communicator, which make another one."""
 
 
-def _messages() -> Iterable[Operation]:
-    to: tuple[Place, Place] = (1, "dest"), (2, "tag")
-    objects, buffers = ("send", "ssend", "bsend"), ("Send", "Ssend", "Bsend", "Rsend")
-    pending = ("isend", "issend", "ibsend", "Isend", "Issend", "Ibsend", "Irsend")
-    for name in (*objects, *buffers, *pending):
-        yield Operation(name, "send", True, root=to[0], tag=to[1])
-    for name in ("recv", "Recv", "irecv", "Irecv"):
-        yield Operation(name, "recv", True, root=(1, "source"), tag=(2, "tag"))
-    for name in ("probe", "Probe", "mprobe", "Mprobe"):
-        yield Operation(name, "recv", True, root=(0, "source"), tag=(1, "tag"))
-    for name in ("sendrecv", "Sendrecv"):
-        yield Operation(name, "send", True, root=(1, "dest"), tag=(2, "sendtag"))
-    yield Operation("Sendrecv_replace", "send", True, root=(1, "dest"), tag=(2, "sendtag"))
-    yield Operation("Create_group", "split", True)
-
+_SENDS = (
+    *("send", "ssend", "bsend", "Send", "Ssend", "Bsend", "Rsend", "sendrecv", "Sendrecv", "Sendrecv_replace"),
+    *("isend", "issend", "ibsend", "Isend", "Issend", "Ibsend", "Irsend"),
+)
 
 WAITS = ("Wait", "Waitall", "Waitany", "Waitsome", "wait", "waitall", "waitany", "waitsome")
 """Of a request; they are shown in a roll call, and the trace shows them as "sync"."""
 
 MPI: tuple[Operation, ...] = (
-    *_collectives(),
+    *(replace(row, name=name) for row in _BUFFERS for name in (row.name, f"I{row.name.lower()}", f"{row.name}_init")),
+    *_OBJECTS,
+    *map(Operation, ("Free", "Disconnect", "Agree", "Iagree", "Create_intercomm", "Spawn", "Spawn_multiple")),
+    *map(Operation, ("Accept", "Connect", "Finalize")),
     *(Operation(name, "split") for name in MAKES_COMM),
-    *_messages(),
+    *(
+        Operation(name, "send", True, root=(1, "dest"), tag=(2, "sendtag" if "recv" in name else "tag"))
+        for name in _SENDS
+    ),
+    *(Operation(name, "recv", True, root=(1, "source"), tag=(2, "tag")) for name in ("recv", "Recv", "irecv", "Irecv")),
+    *(
+        Operation(name, "recv", True, root=(0, "source"), tag=(1, "tag"))
+        for name in ("probe", "Probe", "mprobe", "Mprobe")
+    ),
+    Operation("Create_group", "split", True),
     *(Operation(name, "sync", True) for name in WAITS),
 )
 
+# torch.distributed's functions; rankwise.watch.torch reads their arguments.
+_TORCH_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all": "all_to_all_v",
+    "all_to_all_single": "all_to_all",
+    "all_gather_object": "all_gather",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "new_group": "split",
+    "destroy_process_group": "",
+}
+_TORCH_ROOTED = {
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "broadcast_object_list": "broadcast",
+    "gather_object": "gather",
+    "scatter_object_list": "scatter",
+}
+_TORCH_MESSAGES = {
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "wait": "sync",
+    "init_process_group": "",
+}
 
-def _torch() -> Iterable[Operation]:
-    """torch.distributed's functions; rankwise.watch.torch reads their arguments."""
-    root: Place = (0, "src")
-    for name, traced in (
-        ("all_reduce", "all_reduce"),
-        ("all_gather", "all_gather"),
-        ("all_gather_into_tensor", "all_gather"),
-        ("reduce_scatter", "reduce_scatter"),
-        ("reduce_scatter_tensor", "reduce_scatter"),
-        ("all_to_all", "all_to_all_v"),
-        ("all_to_all_single", "all_to_all"),
-        ("all_gather_object", "all_gather"),
-        ("barrier", "barrier"),
-        ("monitored_barrier", "barrier"),
-        ("new_group", "split"),
-        ("destroy_process_group", ""),
-    ):
-        yield Operation(name, traced)
-    for name in ("broadcast", "reduce", "gather", "scatter"):
-        yield Operation(name, name, root=root)
-    for name in ("broadcast_object_list", "gather_object", "scatter_object_list"):
-        yield Operation(name, name.split("_")[0], root=root)
-    for name, traced in (("send", "send"), ("isend", "send"), ("recv", "recv"), ("irecv", "recv")):
-        yield Operation(name, traced, True)
-    yield Operation("wait", "sync", True)
-    yield Operation("init_process_group", "", True)
-
-
-TORCH: tuple[Operation, ...] = tuple(_torch())
+TORCH: tuple[Operation, ...] = (
+    *(Operation(name, traced) for name, traced in _TORCH_COLLECTIVES.items()),
+    *(Operation(name, traced, root=(0, "src")) for name, traced in _TORCH_ROOTED.items()),
+    *(Operation(name, traced, True) for name, traced in _TORCH_MESSAGES.items()),
+)
 
 ALL: tuple[Operation, ...] = (*MPI, *TORCH)
 MPI_NUMBERS = {operation.name: number for number, operation in enumerate(MPI)}
