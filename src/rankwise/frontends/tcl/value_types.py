@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,6 @@ def number_of(word: str) -> Number:
         return float(word)
 
 
-def _finite(word: str) -> Number:
-    number = number_of(word)
-    if not isfinite(float(word)):  # not float(number), which raises OverflowError for an int of 400 digits
-        raise ValueError(word)
-    return number
-
-
 def nested(text: str) -> list[Any]:
     """A Tcl list of numbers or of such lists: '{1 2} {3 4}' -> [[1, 2], [3, 4]]. Raises ValueError for other text."""
     if "{" not in text and "}" not in text:
@@ -92,36 +85,6 @@ def _integer(word: str) -> int:
     return number
 
 
-def _within(word: str, least: int) -> int:
-    number = _integer(word)
-    if not least <= number <= LARGEST:
-        raise ValueError(word)
-    return number
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = _integers(text)
-    if min(sizes, default=0) < 0:
-        raise ValueError(text)
-    return sizes
-
-
-def _boolean(word: str) -> bool:
-    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if word.lower() not in values:
-        raise ValueError(word)
-    return values[word.lower()]
-
-
-def _one_of(*names: str) -> Any:
-    def parse(handles: Handles, word: str) -> str:
-        if word not in names:
-            raise ValueError(word)
-        return word
-
-    return parse
-
-
 def _operand_or_number(handles: Handles, word: str) -> Any:
     return handles.tensors[word] if word in handles.tensors else number_of(word)
 
@@ -145,44 +108,56 @@ def _optional(parse: Callable[[Handles, str], Any]) -> Callable[[Handles, str], 
     return lambda handles, word: parse(handles, word) if word else None
 
 
-def _backend(handles: Handles, word: str) -> str:
-    """Any name, unless it looks like an address, which distributed_init takes in the same place."""
-    if word == "localhost" or "." in word or ":" in word:
-        raise ValueError(word)
-    return word
+def _of_word(
+    name: str, must: str, parse: Callable[[str], Any], fits: Callable[[Any], object] = lambda value: True
+) -> ValueType:
+    """A type of which no value is a handle. fits: whether what `parse` makes of a word is a value of the type."""
+
+    def checked(handles: Handles, word: str) -> Any:
+        value = parse(word)
+        if not fits(value):
+            raise ValueError(word)
+        return value
+
+    return ValueType(name, must, checked)
 
 
-def _some_text(handles: Handles, word: str) -> str:
-    if not word:
-        raise ValueError(word)
-    return word
+def _is_finite(number: Number) -> bool:
+    return abs(number) <= sys.float_info.max  # math.isfinite raises OverflowError for an int of 400 digits
 
 
-TENSOR = ValueType("tensor", "Must be a tensor handle.", lambda handles, word: handles.tensor(word))
-OPERAND = ValueType("tensor", TENSOR.must, lambda handles, word: handles.operand(word))
+def _is_address(word: str) -> bool:
+    """Whether it looks like an address, which distributed_init takes in the same place as a backend."""
+    return word == "localhost" or "." in word or ":" in word
+
+
+_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
+TENSOR = ValueType("tensor", "Must be a tensor handle.", Handles.tensor)
+OPERAND = ValueType("tensor", TENSOR.must, Handles.operand)
 OTHER = ValueType("tensor or number", "Must be a tensor handle or a number.", _operand_or_number)
 WEIGHTS = ValueType("tensor", "Must be a tensor handle, or empty for none.", _optional(Handles.tensor))
 TENSOR_HANDLE = ValueType("tensor", TENSOR.must, _handle_of_tensor)
 TENSORS = ValueType("list of tensors", "Must be a list of tensor handles.", _all_of(Handles.operand))
-MODULE = ValueType("module", "Must be a module handle.", lambda handles, word: handles.module(word))
+MODULE = ValueType("module", "Must be a module handle.", Handles.module)
 MODULE_HANDLE = ValueType("module", MODULE.must, _handle_of_module)
 MODULES = ValueType("list of modules", "Must be a list of module handles.", _all_of(Handles.module))
-OPTIMIZER = ValueType("optimizer", "Must be an optimizer handle.", lambda handles, word: handles.optimizer(word))
-INTEGER = ValueType("integer", "Must be an integer.", lambda handles, word: _integer(word))
-NUMBER = ValueType("number", "Must be a number.", lambda handles, word: number_of(word))
-FINITE = ValueType("number", "Must be a finite number.", lambda handles, word: _finite(word))
-NATURAL = ValueType("integer", f"Must be an integer from 0 to {LARGEST}.", lambda handles, word: _within(word, 0))
-SIZE = ValueType("integer", f"Must be an integer from 1 to {LARGEST}.", lambda handles, word: _within(word, 1))
-BOOLEAN = ValueType("boolean", "Must be 0 or 1.", lambda handles, word: _boolean(word))
-SHAPE = ValueType("list of sizes", "Must be a list of integers of at least 0.", lambda handles, word: _sizes(word))
-INTEGERS = ValueType("list of integers", "Must be a list of integers.", lambda handles, word: _integers(word))
-DATA = ValueType(
-    "list of numbers", "Must be a list of numbers, or of lists of them.", lambda handles, word: nested(word)
+OPTIMIZER = ValueType("optimizer", "Must be an optimizer handle.", Handles.optimizer)
+INTEGER = _of_word("integer", "Must be an integer.", _integer)
+NUMBER = _of_word("number", "Must be a number.", number_of)
+FINITE = _of_word("number", "Must be a finite number.", number_of, _is_finite)
+NATURAL = _of_word("integer", f"Must be an integer from 0 to {LARGEST}.", _integer, lambda n: 0 <= n <= LARGEST)
+SIZE = _of_word("integer", f"Must be an integer from 1 to {LARGEST}.", _integer, lambda n: 1 <= n <= LARGEST)
+BOOLEAN = _of_word("boolean", "Must be 0 or 1.", lambda word: _BOOLEANS.get(word.lower()), lambda x: x is not None)
+SHAPE = _of_word(
+    "list of sizes", "Must be a list of integers of at least 0.", _integers, lambda sizes: min(sizes, default=0) >= 0
 )
-DTYPE = ValueType("dtype", f"Must be one of {', '.join(DTYPES)}.", lambda handles, word: dtype_of(word))
-OP = ValueType("operation", f"Valid operations: {', '.join(OPERATIONS)}", _one_of(*OPERATIONS, "prod"))
-REDUCTION = ValueType("reduction", f"Must be one of {', '.join(REDUCTIONS)}.", _one_of(*REDUCTIONS))
-DEVICE = ValueType("device", "Must be cpu: tensors are in host memory.", _one_of("cpu"))
-BACKEND = ValueType("backend", "Must be the name of a backend.", _backend)
-TEXT = ValueType("string", "Must not be empty.", _some_text)
-STRING = ValueType("string", "", lambda handles, word: word)
+INTEGERS = _of_word("list of integers", "Must be a list of integers.", _integers)
+DATA = _of_word("list of numbers", "Must be a list of numbers, or of lists of them.", nested)
+DTYPE = _of_word("dtype", f"Must be one of {', '.join(DTYPES)}.", dtype_of)
+OP = _of_word("operation", f"Valid operations: {', '.join(OPERATIONS)}", str, (*OPERATIONS, "prod").__contains__)
+REDUCTION = _of_word("reduction", f"Must be one of {', '.join(REDUCTIONS)}.", str, REDUCTIONS.__contains__)
+DEVICE = _of_word("device", "Must be cpu: tensors are in host memory.", str, lambda word: word == "cpu")
+BACKEND = _of_word("backend", "Must be the name of a backend.", str, lambda word: not _is_address(word))
+TEXT = _of_word("string", "Must not be empty.", str, bool)
+STRING = _of_word("string", "", str)
