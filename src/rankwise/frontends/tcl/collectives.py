@@ -47,18 +47,6 @@ def barrier(session: Session) -> str:
     return session.world.barrier
 
 
-def get_rank(session: Session) -> int:
-    return session.world.rank
-
-
-def get_world_size(session: Session) -> int:
-    return session.world.world_size
-
-
-def is_distributed(session: Session) -> bool:
-    return session.world.initialized and session.world.world_size > 1
-
-
 def gather(session: Session, tensor: Tensor, dst: int, group: str) -> Tensor:
     ranks = session.world.group(group)
     if dst == -1:
@@ -88,14 +76,15 @@ def all_reduce(session: Session, tensor: Tensor, operation: str, group: str) -> 
 
 def reduce(session: Session, tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
     ranks = session.world.group(group)
-    dst = dst if isinstance(ranks, Alone) else _rank(ranks, "dst", dst)
     result = np.array(tensor)
-    ranks.reduce(result, dst, _operation("op", op, tensor))
+    ranks.reduce(result, _rank(ranks, "dst", dst), _operation("op", op, tensor))
     return result
 
 
 def broadcast(session: Session, tensor: Tensor, root: int, group: str) -> Tensor:
     ranks = session.world.group(group)
+    if isinstance(ranks, Alone) and root < 0:
+        raise invalid("root", root, "Must be a rank of at least 0.")
     return ranks.broadcast(np.array(tensor), _rank(ranks, "root", root))
 
 
@@ -110,26 +99,26 @@ def all_to_all(session: Session, tensor: Tensor, group: str) -> Tensor:
 def isend(session: Session, tensor: Tensor, dst: int, tag: int) -> str:
     ranks = session.world.ranks
     return _begin(
-        session, f"isend_handle_dst{dst}_tag{tag}", ranks.isend(_constant(tensor), _peer(ranks, "dst", dst), tag)
+        session, f"isend_handle_dst{dst}_tag{tag}", ranks.isend(_constant(tensor), _rank(ranks, "dst", dst), tag)
     )
 
 
 def irecv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np.dtype[Any]) -> str:
     ranks = session.world.ranks
     return _begin(
-        session, f"irecv_handle_src{src}_tag{tag}", ranks.irecv(shape, _peer(ranks, "src", src), tag, dtype=dtype)
+        session, f"irecv_handle_src{src}_tag{tag}", ranks.irecv(shape, _rank(ranks, "src", src), tag, dtype=dtype)
     )
 
 
 def send(session: Session, tensor: Tensor, dst: int, tag: int) -> str:
     ranks = session.world.ranks
-    ranks.isend(tensor, _peer(ranks, "dst", dst), tag).wait()
+    ranks.isend(tensor, _rank(ranks, "dst", dst), tag).wait()
     return SENT
 
 
 def recv(session: Session, shape: tuple[int, ...], src: int, tag: int, dtype: np.dtype[Any]) -> Tensor:
     ranks = session.world.ranks
-    return ranks.irecv(shape, _peer(ranks, "src", src), tag, dtype=dtype).wait()
+    return ranks.irecv(shape, _rank(ranks, "src", src), tag, dtype=dtype).wait()
 
 
 def wait(session: Session, handle: str) -> Tensor | str:
@@ -167,22 +156,14 @@ def _constant(tensor: Tensor) -> Tensor:
     return tensor if tensor.flags.owndata else np.array(tensor)
 
 
-def _peer(ranks: Ranks, option: str, rank: int) -> int:
-    """Check the other rank of a message; an Alone accepts every number."""
-    return rank if isinstance(ranks, Alone) else _rank(ranks, option, rank)
-
-
 def new_group(session: Session, name: str, ranks: tuple[int, ...]) -> str:
     session.world.new_group(name, ranks)
     return name
 
 
 def _rank(ranks: Ranks, option: str, rank: int) -> int:
-    """Check that `rank` is a rank of the group; an Alone accepts every rank from 0 on."""
-    if isinstance(ranks, Alone):
-        if rank < 0:
-            raise invalid(option, rank, "Must be a rank of at least 0.")
-    elif not 0 <= rank < ranks.world_size:
+    """Check that `rank` is a rank of the group; an Alone accepts every number."""
+    if not isinstance(ranks, Alone) and not 0 <= rank < ranks.world_size:
         raise invalid(option, rank, f"Must be a rank from 0 to {ranks.world_size - 1}.")
     return rank
 

@@ -101,7 +101,7 @@ DISTRIBUTED = (
     ),
     Command(
         "get_rank",
-        collectives.get_rank,
+        lambda session: session.world.rank,
         "This process's rank.",
         (),
         "an integer; before distributed_init the launcher's rank, 0 without a launcher",
@@ -110,7 +110,7 @@ DISTRIBUTED = (
     ),
     Command(
         "get_world_size",
-        collectives.get_world_size,
+        lambda session: session.world.world_size,
         "How many ranks there are.",
         (),
         "an integer; before distributed_init the launcher's number of ranks, 1 without a launcher",
@@ -119,7 +119,7 @@ DISTRIBUTED = (
     ),
     Command(
         "is_distributed",
-        collectives.is_distributed,
+        lambda session: session.world.initialized and session.world.world_size > 1,
         "Whether distributed_init was called for more than one rank.",
         (),
         "1 or 0",

@@ -91,10 +91,6 @@ class Handles:
         """Every handle."""
         return [*self.tensors, *self.modules, *self.optimizers, *self.works]
 
-    def clear(self) -> None:
-        for kept in (self.tensors, self.modules, self.optimizers, self.works):
-            kept.clear()
-
 
 def _find(kept: dict[str, V], handle: str, name: str) -> V:
     if handle not in kept:

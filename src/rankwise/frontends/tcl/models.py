@@ -75,17 +75,8 @@ def _apart_from(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return result.clone() if result is given else result
 
 
-def layer_forward(session: Session, layer: torch.nn.Module, input: Operand) -> Operand:
-    return model_forward(session, layer, input)
-
-
-def train(session: Session, model: torch.nn.Module) -> str:
-    model.train()
-    return OK
-
-
-def evaluate(session: Session, model: torch.nn.Module) -> str:
-    model.eval()
+def set_mode(session: Session, model: torch.nn.Module, training: bool) -> str:
+    model.train(training)
     return OK
 
 

@@ -156,7 +156,3 @@ def zero_grad(session: Session, optimizer: Optimizer, set_to_none: bool) -> str:
         elif parameter.grad is not None:
             parameter.grad.zero_()
     return OK
-
-
-def state_bytes(session: Session, optimizer: Optimizer) -> int:
-    return optimizer.state_bytes()

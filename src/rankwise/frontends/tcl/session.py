@@ -47,7 +47,7 @@ class Session:
 
     def close(self) -> None:
         """Forget all handles and groups. The group of all ranks stays open until the process ends."""
-        self.handles.clear()
+        self.handles = Handles()
         self.leave_world()
 
     def leave_world(self) -> None:

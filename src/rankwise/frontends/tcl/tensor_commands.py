@@ -96,7 +96,7 @@ TENSORS = (
     ),
     Command(
         "tensor_shape",
-        tensors.shape,
+        lambda session, tensor: tensor.shape,
         "The size of each dimension.",
         (TENSOR,),
         "a list of integers",
@@ -112,7 +112,7 @@ TENSORS = (
     ),
     Command(
         "tensor_numel",
-        tensors.numel,
+        lambda session, tensor: tensor.size,
         "How many elements there are.",
         (TENSOR,),
         "an integer",
@@ -120,7 +120,7 @@ TENSORS = (
     ),
     Command(
         "tensor_to_list",
-        tensors.to_list,
+        lambda session, tensor: " ".join(tensors.words_of(tensor)),
         "The elements, row by row.",
         (TENSOR,),
         "a flat list of numbers; Bool gives 1 and 0",

@@ -89,14 +89,11 @@ def _converted(exact: Tensor, dtype: DTypeLike) -> Tensor:
     return tensor
 
 
-@_new
-def zeros(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return np.zeros(shape, dtype)
-
-
-@_new
-def ones(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return np.ones(shape, dtype)
+zeros = _new(lambda session, shape, dtype: np.zeros(shape, dtype))
+ones = _new(lambda session, shape, dtype: np.ones(shape, dtype))
+empty = _new(lambda session, shape, dtype: np.empty(shape, dtype))
+rand = _new(lambda session, shape, dtype: session.random.random(shape).astype(floating(dtype)))
+randn = _new(lambda session, shape, dtype: session.random.standard_normal(shape).astype(floating(dtype)))
 
 
 @_new
@@ -114,25 +111,10 @@ def _as_element(value: Number, option: str, dtype: DTypeLike) -> Tensor:
 
 
 @_new
-def empty(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return np.empty(shape, dtype)
-
-
-@_new
 def arange(session: Session, end: Number, start: Number, step: Number, dtype: DTypeLike) -> Tensor:
     if step == 0:
         raise invalid("step", step, "Must not be 0.")
     return np.arange(start, end, step).astype(dtype)
-
-
-@_new
-def rand(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return session.random.random(shape).astype(floating(dtype))
-
-
-@_new
-def randn(session: Session, shape: Shape, dtype: DTypeLike) -> Tensor:
-    return session.random.standard_normal(shape).astype(floating(dtype))
 
 
 def floating(dtype: DTypeLike) -> DTypeLike:
@@ -141,24 +123,12 @@ def floating(dtype: DTypeLike) -> DTypeLike:
     return dtype
 
 
-def shape(session: Session, tensor: Tensor) -> Shape:
-    return tensor.shape
-
-
 def dtype(session: Session, tensor: Tensor) -> str:
     """Float32, Int64, UInt8, BFloat16, Bool: the name's words with capitals."""
     name: str = tensor.dtype.name
     for word in ("float", "int"):
         name = name.replace(word, word.capitalize())
     return name[0].upper() + name[1:]
-
-
-def numel(session: Session, tensor: Tensor) -> int:
-    return tensor.size
-
-
-def to_list(session: Session, tensor: Tensor) -> str:
-    return " ".join(words_of(tensor))
 
 
 def item(session: Session, tensor: Tensor) -> str:
@@ -254,11 +224,7 @@ def element_wise(function: Callable[..., Any]) -> Callable[..., Operand]:
 
 def of_each(function: Callable[..., Any]) -> Callable[..., Operand]:
     """A command that applies a function to every element."""
-
-    def command(session: Session, tensor: Operand) -> Operand:
-        return _compute(function, tensor)
-
-    return command
+    return lambda session, tensor: _compute(function, tensor)
 
 
 def along(function: Callable[..., Any]) -> Callable[..., Operand]:

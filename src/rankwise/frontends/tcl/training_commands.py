@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from rankwise.frontends.tcl import models, optimizers, training, value_types
 from rankwise.frontends.tcl.parameters import Command, Parameter
@@ -84,7 +85,7 @@ _MODULES = (
     ),
     Command(
         "layer_forward",
-        models.layer_forward,
+        lambda session, layer, input: models.model_forward(session, layer, input),
         "Apply a module to a tensor.",
         (replace(_MODEL, name="layer"), _INPUT),
         "a tensor",
@@ -103,7 +104,7 @@ _MODULES = (
     ),
     Command(
         "model_train",
-        models.train,
+        partial(models.set_mode, training=True),
         "Put a model in training mode, the mode of a new module: dropout drops elements.",
         (_MODEL,),
         "OK",
@@ -111,7 +112,7 @@ _MODULES = (
     ),
     Command(
         "model_eval",
-        models.evaluate,
+        partial(models.set_mode, training=False),
         "Put a model in evaluation mode: dropout drops nothing.",
         (_MODEL,),
         "OK",
@@ -334,7 +335,7 @@ _OPTIMIZERS = (
     ),
     Command(
         "optimizer_state_bytes",
-        optimizers.state_bytes,
+        lambda session, optimizer: optimizer.state_bytes(),
         "How many bytes of state the optimizer holds on this rank: 0 before the first step; then, for each element "
         "it steps, one number with momentum and two with Adam. On n ranks a shard needs 1/n of the whole.",
         (_OPTIMIZER,),

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 import rankwise as rw
-from rankwise.arrays import dtypes
-from rankwise.arrays.ops import Op, resolve
 from rankwise.contract.job import Job
+from rankwise.contract.work import COMPLETE
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.value_types import BACKENDS
@@ -39,45 +38,27 @@ class Alone:
     def barrier(self) -> None:
         pass
 
-    def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
+    def _in_place(self, x: Tensor, *options: object) -> Tensor:
         return x
 
-    def all_reduce(self, x: Tensor, op: Op = "sum") -> Tensor:
-        resolve(op, dtypes.parse(x.dtype))
-        return x
+    broadcast = all_reduce = reduce = _in_place
 
-    def reduce(self, x: Tensor, dst: int = 0, op: Op = "sum") -> Tensor:
-        return self.all_reduce(x, op)
-
-    def gather(self, x: Tensor, dst: int = 0) -> Tensor:
-        return np.array(x[None])
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return np.array(x[None])
-
-    def scatter(self, x: Tensor, src: int = 0) -> Tensor:
+    def _copy(self, x: Tensor, *options: object) -> Tensor:
         return np.array(x)
 
-    def reduce_scatter(self, x: Tensor, op: Op = "sum") -> Tensor:
-        return self.all_reduce(np.array(x), op)
+    scatter = reduce_scatter = all_to_all = _copy
 
-    def all_to_all(self, x: Tensor) -> Tensor:
-        return np.array(x)
+    def _gathered(self, x: Tensor, *options: object) -> Tensor:
+        return np.array(x[None])
+
+    gather = all_gather = _gathered
 
     def isend(self, x: Tensor, dst: int, tag: int = 0) -> rw.Work[None]:
         self._messages[dst, tag].append(np.array(x))
-        return _Sent()
+        return COMPLETE
 
     def irecv(self, x: tuple[int, ...], src: int, tag: int = 0, *, dtype: Any = None) -> rw.Work[Tensor]:
         return _Received(self._messages[src, tag], x, np.dtype(dtype))
-
-
-class _Sent(rw.Work[None]):
-    def wait(self, timeout: float | None = None) -> None:
-        return None
-
-    def done(self) -> bool:
-        return True
 
 
 class _Received(rw.Work[Tensor]):
