@@ -21,6 +21,7 @@ from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.gradients import warn_in_backward
 from rankwise.frontends.torch.tensors import Memory, packed
 from rankwise.frontends.torch.work import Done, Results, Started
+from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork, Pending, Several
 
 UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
@@ -76,31 +77,29 @@ class Core:
         self, calls: Sequence[Call], opts: Any, results: Results, memories: Sequence[Memory] = ()
     ) -> Work | None:
         """Make several calls as one operation, which packs its memories first and puts back what it wrote."""
-        self._sequence += 1
-        if not self.dispatched:
-            warn_in_backward(results, calls[0].operation.name if calls else "")
+        operation = calls[0].operation.name if calls else ""
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
-        body = partial(self._call_all, calls, memories, limit)
+        if limit is None and not packed(memories) and is_async(opts) and get_ident() != self._stream:
+            self._count(results, operation)
+            keep = (results, memories)
+            return self._begun(Several([self.comm.start(call, keep) for call in calls]), results, None, memories)
+        return self.run_body(partial(self._call_all, calls, memories, limit), opts, results, operation, memories)
+
+    def run_body(
+        self, body: Callable[[], None], opts: Any, results: Results, operation: str, keep: object = None
+    ) -> Work | None:
+        """Run a function that makes several blocking calls by `comm.call`, as one operation."""
+        self._count(results, operation)
         if is_async(opts) and get_ident() != self._stream:
-            if limit is None and not packed(memories):
-                keep = (results, memories)
-                works = [self.comm.start(call, keep) for call in calls]
-                inner: OurWork[None] = Several(works)
-            else:
-                inner = self.comm.start_call(body)
-            return self._begun(inner, results, None, memories)
+            return self._begun(self.comm.start_call(body), results, None, keep)
         body()
         return Done(results) if is_async(opts) else None
 
-    def run_body(self, body: Callable[[], None], opts: Any, results: Results) -> Work | None:
-        """Run a function that makes several blocking calls, as one operation."""
+    def _count(self, results: Results, operation: str) -> None:
+        """Begin an operation: it gets a number, and autograd a warning."""
         self._sequence += 1
         if not self.dispatched:
-            warn_in_backward(results, "all_reduce")
-        if is_async(opts) and get_ident() != self._stream:
-            return self._begun(self.comm.start_call(body), results, None, None)
-        self.comm.call(body)
-        return Done(results) if is_async(opts) else None
+            warn_in_backward(results, operation)
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""
@@ -135,7 +134,7 @@ class Core:
         self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None
     ) -> Work:
         """torch's Work for a pending operation. late: notifies of its completion if it is not on the stream."""
-        work = ArrayWork(inner, finish or _nothing, self._pending, (self, results, keep)).started()
+        work = ArrayWork(inner, finish or nothing, self._pending, (self, results, keep)).started()
         started = Started(work, results, late or self._on_stream, self._expected)
         if self._together is not None:
             self._together.append(started)
@@ -168,10 +167,6 @@ def in_a_thread(inner: OurWork[Any]) -> Callable[[Callable[[], None]], None]:
         Thread(target=body, name="rankwise future", daemon=True).start()
 
     return later
-
-
-def _nothing() -> None:
-    pass
 
 
 def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:

@@ -61,13 +61,8 @@ class RankwiseGroup(ProcessGroup):
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc
 
-    @property
-    def group_name(self) -> str:
-        return self._group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self._group_desc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
 
     def get_group_store(self) -> Store:
         return self.store

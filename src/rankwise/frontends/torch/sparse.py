@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def all_reduce(group: Core, tensor: Tensor, opts: Any) -> Work | None:
         with torch.no_grad():
             tensor.copy_(_sum(group, tensor.detach().coalesce()))
 
-    return group.run_body(body, opts, [tensor])
+    return group.run_body(partial(group.comm.call, body), opts, [tensor], "all_reduce")
 
 
 def _sum(group: Core, given: Tensor) -> Tensor:
