@@ -7,18 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from rankwise.frontends.tcl.commands import COMMANDS
-from rankwise.frontends.tcl.helptext import contents, reference
 from rankwise.frontends.tcl.topics import TOPICS
 from rankwise.frontends.tcl.training_commands import TRAINING
 
 pytestmark = pytest.mark.usefixtures("in_python")
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "tcl.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+TEXT = (DOCS / "reference" / "tcl.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(tcl|bash)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 TCL = [text for language, text in BLOCKS if language == "tcl"]
 
@@ -27,15 +29,21 @@ def outputs(text: str) -> list[str]:
     return [line.removeprefix("# Output: ") for line in text.splitlines() if line.startswith("# Output: ")]
 
 
-def test_the_reference_matches_the_command_table() -> None:
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return import_module("tcl_reference")
+
+
+def test_the_reference_matches_the_command_table(maker: ModuleType) -> None:
     written = TEXT.partition("\n### ")[2]
-    assert "### " + written.rstrip() == reference(COMMANDS).rstrip(), (
-        "python -m rankwise.frontends.tcl.commands prints it anew, below the contents"
+    assert "### " + written.rstrip() == maker.reference(COMMANDS).rstrip(), (
+        "python docs/tcl_reference.py prints it anew, below the contents"
     )
 
 
-def test_the_contents_list_every_command_by_topic() -> None:
-    assert contents(COMMANDS) in TEXT.partition("## First")[0]
+def test_the_contents_list_every_command_by_topic(maker: ModuleType) -> None:
+    assert maker.contents(COMMANDS) in TEXT.partition("## First")[0]
     assert sorted(name for _, names in TOPICS.values() for name in names) == sorted(COMMANDS)
 
 

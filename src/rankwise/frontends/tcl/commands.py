@@ -20,6 +20,3 @@ HELP = Command(
 
 COMMANDS = {command.name: command for command in (*DISTRIBUTED, *TENSORS, *TRAINING, HELP)}
 """Every command by its snake_case name."""
-
-if __name__ == "__main__":
-    print(helptext.contents(COMMANDS), helptext.reference(COMMANDS), sep="\n\n")

@@ -1,8 +1,8 @@
-"""Texts about the commands, made from their table: help, the list, the reference in docs/reference/tcl.md."""
+"""Texts about the commands, made from their table: help and the list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -71,35 +71,13 @@ def help_of(command: Command) -> str:
     return "\n".join([*lines, "", "example:", *(f"  {line}" for line in command.example.splitlines())])
 
 
-def _errors(command: Command) -> list[str]:
-    """The errors of an invalid call of this command, except for those that all commands have in common."""
-    usage = command.usages[0]
-    required = [
-        command.wording.missing.format(missing=f"-{p.option}", usage=usage)
-        for p in command.parameters
-        if p.default is REQUIRED
-    ]
-    invalid = [
-        p.complaint.format(given='"..."') or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'
-        for p in command.parameters
-        if p.value_type.must
-    ]
-    return [*required, *invalid, *command.errors]
-
-
 def _default(parameter: Parameter) -> str:
     if parameter.default is REQUIRED:
         return ""
-    return " (optional)" if parameter.default is None else f" (default {_default_text(parameter.default)})"
+    return " (optional)" if parameter.default is None else f" (default {default_text(parameter.default)})"
 
 
-def _default_column(default: Any) -> str:
-    if default is REQUIRED:
-        return "required"
-    return "optional" if default is None else f"`{_default_text(default)}`"
-
-
-def _default_text(default: Any) -> str:
+def default_text(default: Any) -> str:
     if isinstance(default, np.dtype):
         return str(default.name)
     if isinstance(default, tuple):
@@ -107,33 +85,3 @@ def _default_text(default: Any) -> str:
     if isinstance(default, bool):
         return str(int(default))
     return f'"{default}"' if isinstance(default, str) else str(default)
-
-
-def contents(commands: Commands) -> str:
-    """The commands by topic as Markdown: the list at the top of docs/reference/tcl.md, with links to the reference."""
-    lines = []
-    for topic, (what, names) in TOPICS.items():
-        links = ", ".join(f"[`{name}`](#torch{name})" for name in names if name in commands)
-        lines.append(f"- **{topic}** ({what}): {links}")
-    return "\n".join(lines)
-
-
-def reference(commands: Commands) -> str:
-    """The commands as Markdown: the part of docs/reference/tcl.md that is made from the table."""
-    return "\n".join(line for command in commands.values() for line in _section(command))
-
-
-def _section(command: Command) -> Iterator[str]:
-    yield from (f"### torch::{command.name}", "", command.what, "", "```text", *usage(command), "```", "")
-    if command.parameters:
-        yield from ("| parameter | type | default | |", "|---|---|---|---|")
-        for parameter in command.parameters:
-            default = _default_column(parameter.default)
-            yield f"| `-{parameter.option}` | {parameter.value_type.name} | {default} | {parameter.help} |"
-        yield ""
-    yield from (f"Returns {command.returns}.", "")
-    if command.modes:
-        yield from (command.modes, "")
-    if errors := _errors(command):
-        yield from ("Errors: " + ", ".join(f"`{error}`" for error in errors) + ".", "")
-    yield from ("```tcl", command.example, "```", "")
