@@ -121,11 +121,37 @@ class MPIPoolExecutor(Executor):
         end = None if timeout is None else time.monotonic() + timeout
         calls = iter(iterable)
         chunks = iter(lambda: list(islice(calls, chunksize)), [])
-        results = _Results(in_order=not unordered)
-        submit = partial(self.submit, _chunk, fn)
+        pending: set[Future[Any]] = set()
+        taken: SimpleQueue[Future[Any]] = SimpleQueue()  # the pending ones, in the order of the results
+
+        def submit(chunk: list[Sequence[Any]]) -> None:
+            future = self.submit(_chunk, fn, chunk)
+            pending.add(future)
+            if unordered:
+                future.add_done_callback(taken.put)
+            else:
+                taken.put(future)
+
+        def results() -> Iterator[Any]:
+            try:
+                while pending:
+                    left = None if end is None else max(0.0, end - time.monotonic())
+                    try:
+                        future = taken.get(timeout=left)
+                    except Empty:
+                        raise futures.TimeoutError from None
+                    pending.remove(future)
+                    found = future.result(left)
+                    for chunk in islice(chunks, 1):
+                        submit(chunk)
+                    yield from found
+            finally:
+                for future in pending:
+                    future.cancel()
+
         for chunk in islice(chunks, buffersize):
-            results.add(submit(chunk))
-        return _taken(results, chunks, submit, end)
+            submit(chunk)
+        return results()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._ended = True
@@ -215,54 +241,6 @@ def get_comm_workers() -> Any:
 
 
 _own: list[Any] = []  # the group of this worker's tasks, and its communicator
-
-
-class _Results:
-    """The futures of a map whose results have not been taken.
-
-    in_order: they come in the order of the calls, else as the tasks end.
-    """
-
-    def __init__(self, in_order: bool) -> None:
-        self._in_order = in_order
-        self._futures: dict[Future[Any], None] = {}
-        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def add(self, future: Future[Any]) -> None:
-        self._futures[future] = None
-        if not self._in_order:
-            future.add_done_callback(self._done.put)
-
-    def next(self, seconds: float | None) -> Any:
-        if self._in_order:
-            future = next(iter(self._futures))
-        else:
-            try:
-                future = self._done.get(timeout=seconds)
-            except Empty:
-                raise futures.TimeoutError from None
-        del self._futures[future]
-        return future.result(seconds)
-
-    def cancel(self) -> None:
-        for future in self._futures:
-            future.cancel()
-
-
-def _taken(
-    results: _Results, chunks: Iterator[Any], submit: Callable[[Any], Future[Any]], end: float | None
-) -> Iterator[Any]:
-    try:
-        while results:
-            found = results.next(None if end is None else max(0.0, end - time.monotonic()))
-            for chunk in islice(chunks, 1):
-                results.add(submit(chunk))
-            yield from found
-    finally:
-        results.cancel()
 
 
 def _chunk(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
