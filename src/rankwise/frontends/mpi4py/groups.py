@@ -48,10 +48,6 @@ class Group(Handle[Members], root=True):
         members = self._live()
         return Group._of(Members(members.ranks, members.me))
 
-    def Free(self) -> None:
-        self._live()
-        self._h = None
-
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
         first, second = group1._live().ranks, group2._live().ranks

@@ -54,6 +54,11 @@ class Handle(Generic[T]):
             raise error(self._null, f"this {self._root.__name__} is null, or has been freed")
         return self._h
 
+    def Free(self) -> None:
+        """Make this handle null. An operation in progress goes on."""
+        self._live()
+        self._h = None
+
     def _named(self: H, name: str) -> H:
         """Make this a predefined handle of that name."""
         NAMED[name] = self

@@ -19,8 +19,8 @@ class Request(Handle[Pending], root=True):
 
     _null = "ERR_REQUEST"
 
-    def _end(self, status: Status | None) -> Any:
-        """It is complete: raise its error, or fill the status; returns its object."""
+    def wait(self, status: Status | None = None) -> Any:
+        """Wait for the operation: raise its error, or fill the status and return its object, if it receives one."""
         h = self._h
         if h is None:
             if status is not None:
@@ -36,15 +36,12 @@ class Request(Handle[Pending], root=True):
     def _done(self) -> bool:
         return self._h is None or self._h.done()
 
-    def wait(self, status: Status | None = None) -> Any:
-        return self._end(status)
-
     def Wait(self, status: Status | None = None) -> bool:
-        self._end(status)
+        self.wait(status)
         return True
 
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        return (True, self._end(status)) if self._done() else (False, None)
+        return (True, self.wait(status)) if self._done() else (False, None)
 
     def Test(self, status: Status | None = None) -> bool:
         return self.test(status)[0]
@@ -67,20 +64,15 @@ class Request(Handle[Pending], root=True):
 
     cancel = Cancel
 
-    def Free(self) -> None:
-        """Release the handle; the operation continues."""
-        self._live()
-        self._h = None
-
     # ---- several ----
 
     @classmethod
     def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
         if statuses is None:
-            found = [request._end(None) for request in requests]
+            found = [request.wait() for request in requests]
         else:
             each = _statuses(statuses, len(requests))
-            found = [request._end(status) for request, status in zip(requests, each, strict=True)]
+            found = [request.wait(status) for request, status in zip(requests, each, strict=True)]
         return found or None
 
     @classmethod
@@ -100,7 +92,7 @@ class Request(Handle[Pending], root=True):
     def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
         """The index of a complete one, whether there is one, and its object. Inactive requests do not count."""
         index, found = _any_done(requests, status)
-        return index, found, None if index == UNDEFINED else requests[index]._end(status)
+        return index, found, None if index == UNDEFINED else requests[index].wait(status)
 
     @classmethod
     def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
