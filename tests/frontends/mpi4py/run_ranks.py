@@ -254,6 +254,8 @@ def communicators() -> None:
     cart = comm.Create_cart(MPI.Compute_dims(size, 2), periods=[True, False])
     assert cart.Get_cart_rank(cart.coords) == cart.rank
     assert len(cart.Sub([True, False]).allgather(0)) == cart.dims[0]
+    info = MPI.Info.Create({"a": "1", "b": "2"})
+    assert (info.pop("a"), info.items(), "a" in info, MPI.INFO_NULL.get("a")) == ("1", [("b", "2")], False, None)
     copy = comm.Dup()
     assert MPI.Comm.Compare(comm, copy) == MPI.CONGRUENT
     copy.Free()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 
 
-class Info(Handle[dict[str, str]], root=True):
-    """An MPI info object, which is also a mapping."""
+class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
+    """An MPI info object, which is also a mapping; a null handle is an empty one."""
 
     _null = "ERR_INFO"
 
@@ -21,10 +21,6 @@ class Info(Handle[dict[str, str]], root=True):
     @classmethod
     def Create_env(cls, args: Any = None) -> Info:
         return cls.Create()
-
-    def Free(self) -> None:
-        self._live()
-        self._h = None
 
     def Dup(self) -> Info:
         return type(self).Create(self._live())
@@ -48,38 +44,26 @@ class Info(Handle[dict[str, str]], root=True):
     def __len__(self) -> int:
         return 0 if self._h is None else len(self._h)
 
-    def __contains__(self, key: object) -> bool:
-        return self._h is not None and key in self._h
-
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._h or ()))
 
     def __getitem__(self, key: str) -> str:
-        return self._live()[key]
+        return (self._h or {})[key]
 
     def __setitem__(self, key: str, value: str) -> None:
         self.Set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        del self._live()[key]
+        del (self._h or {})[key]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return (self._h or {}).get(key, default)
-
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]  # here and below, lists as in mpi4py
         return list(self)
 
-    def values(self) -> list[str]:
+    def values(self) -> list[str]:  # type: ignore[override]
         return [self[key] for key in self]
 
-    def items(self) -> list[tuple[str, str]]:
+    def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
         return [(key, self[key]) for key in self]
-
-    def update(self, items: Any = (), **more: str) -> None:
-        self._live().update(dict(items), **more)
-
-    def clear(self) -> None:
-        self._live().clear()
 
     copy = Dup
 
