@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 
 __version__ = "4.1.2"
 """The version of mpi4py whose interface it is."""
@@ -20,22 +21,22 @@ for _folder in sys.path:
         break
 
 
-class Rc:
+class Rc(SimpleNamespace):
     """mpi4py.rc: options that programs set before they import MPI. rankwise needs none of them."""
-
-    initialize = True
-    threads = True
-    thread_level = "multiple"
-    finalize = None
-    fast_reduce = True
-    recv_mprobe = True
-    errors = "exception"
 
     def __call__(self, **options: object) -> None:
         vars(self).update(options)
 
 
-rc = Rc()
+rc = Rc(
+    initialize=True,
+    threads=True,
+    thread_level="multiple",
+    finalize=None,
+    fast_reduce=True,
+    recv_mprobe=True,
+    errors="exception",
+)
 
 
 def get_config() -> dict[str, str]:
