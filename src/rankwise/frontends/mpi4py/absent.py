@@ -7,8 +7,9 @@ from typing import Any
 from rankwise.frontends.mpi4py.errors import lacks, unsupported
 
 _METHODS = {
-    "Comm": "Create_errhandler Call_errhandler Create_keyval Free_keyval Get_failed Ack_failed Agree Iagree Shrink "
-    "Ishrink Revoke Is_revoked Psend_init Precv_init Join Get_remote_size Get_remote_group Merge Create_intercomm",
+    "Comm": "Create_errhandler Get_errhandler Call_errhandler Create_keyval Free_keyval Get_failed Ack_failed Agree "
+    "Iagree Shrink Ishrink Revoke Is_revoked Psend_init Precv_init Join Get_remote_size Get_remote_group Merge "
+    "Create_intercomm",
     "Intracomm": "Spawn Spawn_multiple Accept Connect Create_graph Create_dist_graph Create_dist_graph_adjacent "
     "Create_from_groups Graph_map Neighbor_allgather Neighbor_allgatherv Neighbor_alltoall Neighbor_alltoallv "
     "Neighbor_alltoallw Ineighbor_allgather Ineighbor_allgatherv Ineighbor_alltoall Ineighbor_alltoallv "

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from rankwise.frontends.mpi4py import specs
 from rankwise.frontends.mpi4py.collectives import BufferCollectives
 from rankwise.frontends.mpi4py.context import TAG_UB, Context
-from rankwise.frontends.mpi4py.errors import error, unsupported
+from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group, Members
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.memory import buffer
@@ -99,9 +99,6 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     def Delete_attr(self, keyval: int) -> None:
         self._live().attributes.pop(keyval, None)
-
-    def Get_errhandler(self) -> Any:
-        raise unsupported("MPI.Comm.Get_errhandler")
 
     def Set_errhandler(self, errhandler: Any) -> None:
         """Errors are exceptions, whatever is set."""

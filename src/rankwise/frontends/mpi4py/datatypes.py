@@ -198,7 +198,8 @@ class Datatype(Handle[Layout], root=True):
     ) -> Datatype:
         made = _joined(list(zip(datatypes, blocklengths, displacements, strict=True)))
         layout = made._live()
-        aligned = max((_alignment(each) for each in datatypes), default=1)
+        basics = [each._live().basic for each in datatypes]
+        aligned = max((basic.alignment for basic in basics if basic is not None), default=1)
         if all(each.is_predefined for each in datatypes):  # as a C compiler pads it
             layout.extent += -layout.extent % aligned
             layout.contiguous = layout.contiguous and layout.size == layout.extent
@@ -218,11 +219,6 @@ class Datatype(Handle[Layout], root=True):
         data = bytes_of(inbuf, False)[position : position + count * layout.size]
         layout.pieces(memory)[layout.all_offsets(count, 0)] = data.view(f"V{layout.width}")
         return int(position + count * layout.size)
-
-
-def _alignment(datatype: Datatype) -> int:
-    basic = datatype._live().basic
-    return 1 if basic is None else int(basic.alignment)
 
 
 def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:

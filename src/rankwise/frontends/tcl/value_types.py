@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,7 @@ def dtype_of(word: str) -> np.dtype[Any]:
     found = DTYPES.get(_SHORT.get(name, name))
     if found is None:
         raise ValueError(word)
-    return _numpy_dtype(found)
-
-
-@cache
-def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    return dtypes.to_numpy(dtype)
+    return dtypes.to_numpy(found)
 
 
 def number_of(word: str) -> Number:
