@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -54,12 +55,13 @@ class _Adoption:
     def initializing(self, function: Any) -> Callable[..., Any]:
         """MPI.Init or Init_thread, where the program calls it itself. No communicator can be used before."""
 
+        @wraps(function)
         def initialize(*args: Any) -> Any:
             result = function(*args)
             self.adopt_predefined()
             return result
 
-        return _like(initialize, function)
+        return initialize
 
     # ---- requests ----
 
@@ -129,6 +131,7 @@ class _Adoption:
     def maker(self, recorded: Any, name: str) -> Callable[..., Any]:
         """A method of all ranks of a communicator that makes others. Different ones have different first ranks."""
 
+        @wraps(recorded)
         def make(comm: Any, *args: Any, **keywords: Any) -> Any:
             result = recorded(comm, *args, **keywords)
             if not hasattr(comm, "_watched"):
@@ -144,11 +147,12 @@ class _Adoption:
                 made = self.watched(made, identity(comm._id, number, first), label)
             return (made, *map(self.mpi.Request, request)) if request else made
 
-        return _like(make, recorded)
+        return make
 
     def group_maker(self, recorded: Any) -> Callable[..., Any]:
         """Create_group, which only the members of the new communicator call."""
 
+        @wraps(recorded)
         def make(comm: Any, group: Any, tag: int = 0) -> Any:
             made = recorded(comm, group, tag)
             if not (hasattr(comm, "_watched") and self.is_usable(made)):
@@ -159,7 +163,7 @@ class _Adoption:
             label = f"Create_group #{number} of {comm._label} (from rank {members[0]})"
             return self.watched(made, identity(*key, number), label)
 
-        return _like(make, recorded)
+        return make
 
     def is_usable(self, comm: Any) -> bool:
         return isinstance(comm, self.mpi.Intracomm) and comm != self.mpi.COMM_NULL
@@ -185,13 +189,14 @@ class _Adoption:
         mpi, finalize, number = self.mpi, self.mpi.Finalize, MPI_NUMBERS["Finalize"]
         world = mpi.COMM_WORLD._watched
 
+        @wraps(finalize)
         def watched_finalize() -> None:
             begun = watch.begin(world, number)
             watch.check()
             finalize()
             watch.end(begun, False)
 
-        mpi.Finalize = _like(watched_finalize, finalize)
+        mpi.Finalize = watched_finalize
 
         @atexit.register
         def ended() -> None:
@@ -213,15 +218,11 @@ def _pickled(base: type) -> Callable[[Any], Any]:
 def _freeing(recorded: Any) -> Callable[[Any], None]:
     """Free or Disconnect. A communicator that MPI makes later may have the same handle, but is another one."""
 
+    @wraps(recorded)
     def free(comm: Any) -> None:
         recorded(comm)
         if hasattr(comm, "_watched"):
             watch.remove_comm(comm._watched)
             del comm._watched
 
-    return _like(free, recorded)
-
-
-def _like(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    function.__name__, function.__doc__ = original.__name__, original.__doc__
-    return function
+    return free

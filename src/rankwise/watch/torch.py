@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from rankwise._native import watch
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES
 from rankwise.watch.mpi import identity
 from rankwise.watch.operations import REDUCTIONS, TORCH_NUMBERS
 
@@ -121,20 +121,7 @@ def _reduction(op: Any) -> int:
     return {"PRODUCT": 1}.get(name, REDUCTIONS.index(name) if name in REDUCTIONS else len(REDUCTIONS) - 1)
 
 
-_DTYPES = {
-    "torch.float64": DType.F64,
-    "torch.float32": DType.F32,
-    "torch.float16": DType.F16,
-    "torch.bfloat16": DType.BF16,
-    "torch.int64": DType.I64,
-    "torch.int32": DType.I32,
-    "torch.int16": DType.I16,
-    "torch.int8": DType.I8,
-    "torch.uint8": DType.U8,
-    "torch.bool": DType.BOOL,
-    "torch.complex64": DType.C64,
-    "torch.complex128": DType.C128,
-}
+_DTYPES = {f"torch.{name}": dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def _size(tensor: Any) -> tuple[int, int | None]:
