@@ -104,11 +104,8 @@ class TorchCollectives(Core):
             ptr = tensor.data_ptr()
             call = Call(BROADCAST, ptr, ptr, tensor.numel(), moved(tensor.dtype), root=root)
             return self._run(call, opts, tensors)
-        calls, memories = [], []
-        for tensor in tensors:
-            memory = source(tensor) if root == self._rank else target(tensor)
-            calls.append(Call(BROADCAST, memory.ptr, memory.ptr, memory.count, moved(memory.dtype), root=root))
-            memories.append(memory)
+        memories = [source(tensor) if root == self._rank else target(tensor) for tensor in tensors]
+        calls = [Call(BROADCAST, each.ptr, each.ptr, each.count, moved(each.dtype), root=root) for each in memories]
         return self._run_all(calls, opts, tensors, memories)
 
     def reduce(

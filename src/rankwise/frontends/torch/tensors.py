@@ -153,9 +153,8 @@ Blocks = tuple[list[int], list[int]]
 
 def _blocks(tensors: Sequence[Tensor]) -> Blocks | None:
     """Where the elements of `tensors` are; None unless all of them are plain."""
-    for tensor in tensors:
-        if not is_plain(tensor):
-            return None
+    if not all(map(is_plain, tensors)):
+        return None
     return [tensor.data_ptr() for tensor in tensors], [tensor.nbytes for tensor in tensors]
 
 
