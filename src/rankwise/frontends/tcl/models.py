@@ -15,7 +15,7 @@ from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
 from rankwise.frontends.tcl.tensors import Operand, floating, shape_text
-from rankwise.frontends.tcl.torch_tensors import dtype_to_torch, to_floating_torch, to_numpy, to_torch
+from rankwise.frontends.tcl.torch_tensors import to_floating_torch, to_numpy, to_torch
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ _ACTIVATIONS = {"relu": "ReLU", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 def linear(session: Session, in_features: int, out_features: int, bias: bool, dtype: np.dtype[Any]) -> torch.nn.Module:
     import torch
 
-    return torch.nn.Linear(in_features, out_features, bias, dtype=dtype_to_torch(floating(dtype)))
+    return torch.nn.Linear(in_features, out_features, bias, dtype=getattr(torch, floating(dtype).name))
 
 
 def activation(name: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from rankwise.arrays import dtypes
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
-from rankwise.frontends.tcl.torch_tensors import requiring_gradients, to_numpy, to_torch
+from rankwise.frontends.tcl.torch_tensors import to_numpy, to_torch
 from rankwise.frontends.tcl.value_types import DTYPES, Number
 
 Shape = tuple[int, ...]
@@ -53,7 +53,7 @@ def _new(make: Callable[..., Tensor]) -> Callable[..., Operand]:
             return tensor
         if tensor.dtype.kind in "iub":
             raise invalid("requiresGrad", 1, f"The tensor is of {tensor.dtype.name}, and only floats have gradients.")
-        return requiring_gradients(tensor)
+        return to_torch(tensor).requires_grad_()
 
     return command
 

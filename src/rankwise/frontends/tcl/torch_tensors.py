@@ -45,12 +45,3 @@ def to_floating_torch(tensor: NDArray[Any] | torch.Tensor, option: str) -> torch
         name = to_numpy(tensor).dtype.name
         raise ValueError(f"Invalid -{option} parameter. Must be a tensor of a floating-point type, not {name}.")
     return converted
-
-
-def requiring_gradients(tensor: NDArray[Any]) -> torch.Tensor:
-    """A torch tensor that autograd tracks, over the memory of an array that nothing else uses."""
-    return to_torch(tensor).requires_grad_()
-
-
-def dtype_to_torch(dtype: np.dtype[Any]) -> torch.dtype:
-    return to_torch(np.empty(0, dtype)).dtype
