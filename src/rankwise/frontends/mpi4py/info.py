@@ -56,6 +56,9 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
     def __delitem__(self, key: str) -> None:
         del (self._h or {})[key]
 
+    def popitem(self) -> tuple[str, str]:
+        return (self._h or {}).popitem()
+
     def keys(self) -> list[str]:  # type: ignore[override]  # here and below, lists as in mpi4py
         return list(self)
 
