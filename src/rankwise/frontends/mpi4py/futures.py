@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from concurrent.futures import BrokenExecutor, Executor, Future
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -163,7 +163,7 @@ class MPIPoolExecutor(Executor):
         for future in list(self._futures) if cancel_futures else ():
             future.cancel()
         if wait:
-            _wait(self._futures)
+            futures.wait(self._futures)
 
     def _workers(self) -> rw.Pool:
         with self._starting:
@@ -310,6 +310,3 @@ def _run(arguments: Sequence[str]) -> None:
     else:
         sys.argv, sys.path[:0] = [first, *rest], [os.path.dirname(os.path.abspath(first))]
         runpy.run_path(first, run_name="__main__")
-
-
-_wait = wait  # `shutdown` has an argument of this name

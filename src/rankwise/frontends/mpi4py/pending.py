@@ -202,11 +202,9 @@ class Persistent(Pending):
         return self.active is None or self.active.done()
 
     def wait(self) -> None:
-        active, self.active = self.active, None
-        self.message, self.result, self.cancelled = EMPTY, None, False
-        if active is not None:
-            active.wait()
-            self.message, self.result, self.cancelled = active.message, active.result, active.cancelled
+        active, self.active = self.active or Pending(), None
+        active.wait()
+        self.message, self.result, self.cancelled = active.message, active.result, active.cancelled
 
     def cancel(self) -> None:
         if self.active is not None:

@@ -51,10 +51,9 @@ class Request(Handle[Pending], root=True):
         if not self._done():
             return False
         if status is not None:
-            h: Any = self._h.active if isinstance(self._h, Persistent) else self._h
-            if h is not None:
-                h.wait()
-            status._set(EMPTY if h is None else h.message, h is not None and h.cancelled)
+            h = (self._h.active if isinstance(self._h, Persistent) else self._h) or Pending()
+            h.wait()
+            status._set(h.message, h.cancelled)
         return True
 
     get_status = Get_status
