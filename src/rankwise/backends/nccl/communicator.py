@@ -275,38 +275,32 @@ class NcclCommunicator(ComposedCommunicator):
         self._cuda.sync_comm_stream()
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
-        def launch(given: int, taken: int) -> None:
-            self._nccl.broadcast(given, taken, size, _BYTE, root, self._comm, self._cuda.stream)
-
-        self._on_device(ptr, size, ptr, size, launch)
+        self._on_device(ptr, size, ptr, size, self._nccl.broadcast, size, _BYTE, root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        def launch(given: int, taken: int) -> None:
-            self._nccl.all_gather(given, taken, size, _BYTE, self._comm, self._cuda.stream)
-
-        self._on_device(send, size, recv, size * self._world_size, launch)
+        self._on_device(send, size, recv, size * self._world_size, self._nccl.all_gather, size, _BYTE)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """A broadcast from each rank, all in one NCCL group."""
 
-        def launch(given: int, taken: int) -> None:
+        def launch(given: int, taken: int, *stream: Any) -> None:
             self._nccl.group_start()
             for rank, size in enumerate(sizes):
                 if size:
-                    self._nccl.broadcast(given, taken, size, _BYTE, rank, self._comm, self._cuda.stream)
+                    self._nccl.broadcast(given, taken, size, _BYTE, rank, *stream)
                 taken += size
             self._nccl.group_end()
 
         self._on_device(send, sizes[self._rank], recv, sum(sizes), launch)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        def launch(given: int, taken: int) -> None:
+        def launch(given: int, taken: int, *stream: Any) -> None:
             self._nccl.group_start()
             for rank, (out, into) in enumerate(zip(send_sizes, recv_sizes, strict=True)):
                 if out:
-                    self._nccl.send(given, out, _BYTE, rank, self._comm, self._cuda.stream)
+                    self._nccl.send(given, out, _BYTE, rank, *stream)
                 if into:
-                    self._nccl.recv(taken, into, _BYTE, rank, self._comm, self._cuda.stream)
+                    self._nccl.recv(taken, into, _BYTE, rank, *stream)
                 given, taken = given + out, taken + into
             self._nccl.group_end()
 
@@ -315,13 +309,9 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- reductions ----
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        def launch(given: int, taken: int) -> None:
-            kind, how = DTYPES[dtype], OPS[op]
-            self._nccl.all_reduce(given, taken, count, kind, how, self._comm, self._cuda.stream)
-
         size, composed = count * ITEMSIZE[dtype], super()._all_reduce
         if self._reduces(dtype, op):
-            self._on_device(ptr, size, ptr, size, launch)
+            self._on_device(ptr, size, ptr, size, self._nccl.all_reduce, count, DTYPES[dtype], OPS[op])
         else:
             self._on_host(ptr, size, ptr, size, lambda _, taken: composed(taken, count, dtype, op))
 
@@ -337,13 +327,10 @@ class NcclCommunicator(ComposedCommunicator):
         self._all_reduce(ptr, count, dtype, op)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        def launch(given: int, taken: int) -> None:
-            kind, how = DTYPES[dtype], OPS[op]
-            self._nccl.reduce_scatter(given, taken, count, kind, how, self._comm, self._cuda.stream)
-
         size = count * ITEMSIZE[dtype]
         if self._reduces(dtype, op):
-            self._on_device(send, size * self._world_size, recv, size, launch)
+            places = send, size * self._world_size, recv, size
+            self._on_device(*places, self._nccl.reduce_scatter, count, DTYPES[dtype], OPS[op])
         else:
             self._reduce_scatter_v(send, recv, (count,) * self._world_size, dtype, op)
 
@@ -351,12 +338,11 @@ class NcclCommunicator(ComposedCommunicator):
         """A reduce to each rank, all in one NCCL group."""
         item = ITEMSIZE[dtype]
 
-        def launch(given: int, taken: int) -> None:
+        def launch(given: int, taken: int, *stream: Any) -> None:
             self._nccl.group_start()
             for rank, count in enumerate(counts):
                 if count:
-                    kind, how = DTYPES[dtype], OPS[op]
-                    self._nccl.reduce(given, taken, count, kind, how, rank, self._comm, self._cuda.stream)
+                    self._nccl.reduce(given, taken, count, DTYPES[dtype], OPS[op], rank, *stream)
                 given += count * item
             self._nccl.group_end()
 
@@ -375,9 +361,12 @@ class NcclCommunicator(ComposedCommunicator):
     # ---- memory of the other kind; send and recv may be the same address ----
 
     def _on_device(
-        self, send: int, send_size: int, recv: int, recv_size: int, launch: Callable[[int, int], None]
+        self, send: int, send_size: int, recv: int, recv_size: int, launch: Callable[..., None], *args: Any
     ) -> None:
-        """Launch an operation on device memory: the caller's, or copies of the caller's host memory."""
+        """Launch an operation on device memory: the caller's, or copies of the caller's host memory.
+
+        launch: takes the addresses of what it reads and writes, args, NCCL's communicator and the CUDA stream.
+        """
         if not (send_size or recv_size):
             return
         from_host = send_size > 0 and not self._cuda.on_device(send)
@@ -387,7 +376,7 @@ class NcclCommunicator(ComposedCommunicator):
             taken = given if from_host and recv == send else self._cuda.scratch("out", recv_size)
         if from_host:
             self._cuda.copy(given, send, send_size)
-        launch(given, taken)
+        launch(given, taken, *args, self._comm, self._cuda.stream)
         if to_host:
             self._cuda.copy(recv, taken, recv_size)
         if from_host or to_host:

@@ -111,7 +111,7 @@ class CudaStreams(StreamSyncOps):
     def copy(self, to: int, given: int, size: int) -> None:
         """Copy bytes in the stream's order. Host memory must not change until the stream has reached this copy."""
         if size:
-            self._call("cudaMemcpyAsync", to, given, size, self._kind(_DEFAULT_COPY), self.stream)
+            self._call("cudaMemcpyAsync", to, given, size, self._cuda.cudaMemcpyKind(_DEFAULT_COPY), self.stream)
 
     def copy_now(self, to: int, given: int, size: int) -> None:
         """The same, complete when it returns."""
@@ -138,9 +138,6 @@ class CudaStreams(StreamSyncOps):
             for ptr, _ in self._scratch.values():
                 self._call("cudaFree", ptr)
             self._call("cudaStreamDestroy", self.stream)
-
-    def _kind(self, number: int) -> Any:
-        return self._cuda.cudaMemcpyKind(number)
 
     def _ready(self, query: str, handle: int) -> bool:
         (status,) = getattr(self._cuda, query)(handle)
