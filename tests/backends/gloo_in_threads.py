@@ -143,7 +143,7 @@ class GlooInThreads(GlooCommunicator):
     def sync(self) -> None:
         self._drain()
 
-    def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
+    def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         return RankwiseError(f"{self._last_call}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.contract.communicator import Communicator, complete
-from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
@@ -21,10 +20,9 @@ class CheckedCommunicator(ComparingCommunicator):
     """One rank's communicator in the same group, whose collectives raise MismatchError if the ranks' calls differ.
 
     The comparison, its envelopes and its errors are the same as in the backends over other engines; here the engine
-    is another communicator. Its collectives are complete when they return. It owns the communicator that it wraps.
+    is another communicator. Its collectives are complete when they return. It owns the communicator that it wraps. It
+    need not inform the other ranks of a failure: the inner group knows its own, and every rank finds a difference.
     """
-
-    engine_errors = ()  # the inner communicator raises rankwise's errors
 
     def __init__(self, inner: Communicator) -> None:
         self._inner, self._complete = inner, complete(inner)
@@ -121,12 +119,6 @@ class CheckedCommunicator(ComparingCommunicator):
 
     def _no_part(self) -> None:
         self._inner.split(-1)
-
-    def _explain(self, error: Exception) -> RankwiseError:
-        return RankwiseError(str(error))
-
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        """Nothing to do: an inner failure is known to the inner group, and a difference is found by every rank."""
 
     def _release(self, timeout: float, healthy: bool) -> None:
         self._inner.close(timeout)

@@ -22,7 +22,7 @@ from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, sizes
 from rankwise.contract import measuring
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.errors import RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
@@ -123,6 +123,12 @@ class ComposedCommunicator(ComparingCommunicator):
             raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
         if self._refused_by is not None:
             raise self._refused()
+
+    def _message_failed(self, error: Exception, where: str) -> RankwiseError:
+        """Fail the group because of an error in the message `where`; returns what every call raises from now on."""
+        if self._refusal is None:
+            self._fail(error if isinstance(error, RankwiseError) else self._explain(error, where))
+        return self._refused()
 
     # ---- algorithms ----
 

@@ -45,7 +45,9 @@ class ComparingCommunicator(OpenCommunicator):
     """
 
     blocking = True
-    engine_errors: tuple[type[Exception], ...]
+    engine_errors: tuple[type[Exception], ...] = ()
+    """What the engine raises, other than rankwise's errors."""
+
     settles_timeouts = True
     """Whether a rank that timed out waits until the others have said where they are."""
 
@@ -185,9 +187,9 @@ class ComparingCommunicator(OpenCommunicator):
     def _no_part(self) -> None:
         """This rank is in none of the groups that the other ranks now make."""
 
-    @abstractmethod
-    def _explain(self, error: Exception) -> RankwiseError:
-        """rankwise's error for an engine's error that was raised in this rank's present call."""
+    def _explain(self, error: Exception, where: str = "") -> RankwiseError:
+        """rankwise's error for an engine's error, raised in the message `where`, or else in this rank's call."""
+        return RankwiseError(str(error))
 
     @abstractmethod
     def _release(self, timeout: float, healthy: bool) -> None:

@@ -133,14 +133,6 @@ class GlooCommunicator(ComposedCommunicator):
     def left(self) -> Collection[int]:
         return self._channel.left()
 
-    def _message_failed(self, operation: str, error: Exception) -> RankwiseError:
-        """Fail the group because of an error in a message; returns what every call raises from now on."""
-        if self._refusal is None:
-            if isinstance(error, CollectiveTimeout) or not isinstance(error, RankwiseError):
-                error = self._explain(error, operation)
-            self._fail(error)
-        return self._refused()
-
     # ---- a scatter whose array only its source knows ----
 
     def announce_array(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
@@ -307,8 +299,8 @@ class GlooCommunicator(ComposedCommunicator):
     def _gathered(self, mine: bytes) -> list[bytes]:
         return gathered(self._all_gather, self._world_size, mine)
 
-    def _explain(self, error: Exception, operation: str = "") -> RankwiseError:
-        where = operation or str(self._last_call)
+    def _explain(self, error: Exception, where: str = "") -> RankwiseError:
+        where = where or str(self._last_call)
         settles = self.settles_timeouts
         return self._record.explain(error, where, self._call_lock.sequence, self._timeout, settles_timeouts=settles)
 

@@ -54,7 +54,7 @@ class Envelope:
 class Channel:
     """The messages of one rank of a gloo group. Any thread may call."""
 
-    def __init__(self, transport: Transport, failed: Callable[[str, Exception], RankwiseError]) -> None:
+    def __init__(self, transport: Transport, failed: Callable[[Exception, str], RankwiseError]) -> None:
         """failed: fails the group because of an error in this operation, and returns what to raise."""
         self.transport = transport
         self.failed = failed
@@ -93,7 +93,7 @@ class Channel:
             except BaseException:  # a signal handler's
                 self._lost.append((memory, keep))
                 raise
-        raise self.failed("send", failure) from failure
+        raise self.failed(failure, "send") from failure
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Receive:
         receive = Receive(self, ptr, count, dtype, src, tag, keep)
@@ -107,7 +107,7 @@ class Channel:
         elif envelope is not None:
             self._deliver(receive, envelope)
         elif left is not None:
-            self.failed("recv", left)  # which calls `fail`
+            self.failed(left, "recv")  # which calls `fail`
         else:
             self.listen(src)
         return receive
@@ -209,7 +209,7 @@ class Channel:
         receive.source, receive.tag = envelope.source, envelope.tag
         wrong = mismatch(envelope.tag, envelope.count, envelope.dtype, receive.count, receive.dtype)
         if wrong is not None:
-            receive.end(self.failed("recv", wrong))
+            receive.end(self.failed(wrong, "recv"))
             return
         size = receive.count * ITEMSIZE[receive.dtype]
         if envelope.data:
@@ -221,7 +221,7 @@ class Channel:
         try:
             receive.follow(self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
         except RuntimeError as error:
-            receive.end(self.failed("recv", error))
+            receive.end(self.failed(error, "recv"))
 
     def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool, keep: object) -> Work[None]:
         if not eager:
@@ -240,7 +240,7 @@ class Channel:
             ended = self._closed or self._failure is not None
             wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)
         if wanted and not ended:
-            self.failed("recv", error)  # which calls `fail`
+            self.failed(error, "recv")  # which calls `fail`
 
     def _out_of_reach(self, src: int) -> Exception | None:
         """How the connection ended on which a message from `src` would arrive; None if one can still arrive."""
@@ -322,8 +322,9 @@ class Transfer(Work[None]):
             complete = self._over.wait(max(0.0, limit - (time.monotonic() - start)))
         if not complete:
             text = f"{self.operation} was not complete within {limit:.3g} s"
-            error = CollectiveTimeout(text, limit=limit, operation=self.operation)
-            raise error if timeout is not None else self._channel.failed(self.operation, error)
+            if timeout is None:
+                raise self._channel.failed(TimeoutError(text), self.operation)
+            raise CollectiveTimeout(text, limit=limit, operation=self.operation)
         if self._error is not None:
             raise self._error
 
@@ -345,7 +346,7 @@ class Transfer(Work[None]):
             try:
                 self._channel.transport.wait(self._data, self._channel.transport.timeout)
             except RuntimeError as error:
-                self.end(self._channel.failed(self.operation, error))
+                self.end(self._channel.failed(error, self.operation))
             else:
                 self.end()
 

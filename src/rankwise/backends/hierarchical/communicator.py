@@ -137,7 +137,6 @@ class HierarchicalCommunicator(ComposedCommunicator):
     """
 
     backend = "hierarchical"
-    engine_errors = ()  # the parts raise rankwise's errors
     _channel: Channel
 
     def __init__(
@@ -157,7 +156,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if lane is not None:
             self._own_lane = Part(lane, [members[self._number] for members in layout.members], self._explained)
         self.any_source = local.any_source and flat.any_source
-        self._channel = Channel(local, flat, layout, self._receive_failed)
+        self._channel = Channel(local, flat, layout, self._message_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
 
     @property
@@ -191,10 +190,6 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if self._refusal is not None:
             raise self._refused()
         self._channel.sync()
-
-    def _receive_failed(self, error: RankwiseError) -> RankwiseError:
-        self._fail(error)
-        return self._refused()
 
     # ---- moves ----
 
@@ -544,9 +539,6 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _no_part(self) -> None:
         self._flat.split(-1)
         self._local.split(-1)
-
-    def _explain(self, error: Exception) -> RankwiseError:
-        return RankwiseError(str(error))
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Wake this host's members, and the hosts that this rank is connected to, if they are waiting."""

@@ -36,9 +36,10 @@ class Channel:
         local: Communicator,
         flat: Communicator,
         layout: Layout,
-        failed: Callable[[RankwiseError], RankwiseError],
+        failed: Callable[[RankwiseError, str], RankwiseError],
     ) -> None:
-        """local: this host's ranks. flat: all ranks. failed: fails the group, and returns what to raise."""
+        """local: this host's ranks. flat: all ranks. failed: fails the group because of an error in this operation, and
+        returns what to raise."""
         self._local, self._flat, self._layout = local, flat, layout
         self._host = layout.host[flat.rank]
         self._members = layout.members[self._host]
@@ -238,7 +239,7 @@ class DeferredReceive(Work[None]):
         limit = self._channel.timeout if timeout is None else timeout
         if not self._begun.wait(limit):
             error = CollectiveTimeout(f"recv was not complete within {limit:.3g} s", limit=limit, operation="recv")
-            raise error if timeout is not None else self._channel.failed(error)
+            raise error if timeout is not None else self._channel.failed(error, "recv")
         if self._error is not None:
             raise self._error
         assert self._inner is not None

@@ -185,12 +185,6 @@ class MpiCommunicator(ComposedCommunicator):
             return super().start_call(function)
         return Communicator.start_call(self, function)
 
-    def _message_failed(self, error: Exception, where: str) -> RankwiseError:
-        """Fail the group because of an error in the message `where`; returns what every call raises from now on."""
-        if self._refusal is None:
-            self._fail(error if isinstance(error, RankwiseError) else self._explained(error, where))
-        return self._refused()
-
     # ---- moves ----
 
     def _barrier(self) -> None:
@@ -374,7 +368,7 @@ class MpiCommunicator(ComposedCommunicator):
             try:
                 return call()
             except self.engine_errors as error:
-                raise self._explained(error, operation) from error
+                raise self._explain(error, operation) from error
             finally:
                 self._recovering = ""
 
@@ -398,10 +392,8 @@ class MpiCommunicator(ComposedCommunicator):
             WATCHDOG.watch(part)
         return part
 
-    def _explain(self, error: Exception) -> RankwiseError:
-        return self._explained(error, f"{self._last_call} #{self._call_lock.sequence}")
-
-    def _explained(self, error: Exception, where: str) -> RankwiseError:
+    def _explain(self, error: Exception, where: str = "") -> RankwiseError:
+        where = where or f"{self._last_call} #{self._call_lock.sequence}"
         self._returned = True
         if self._tolerance is not None:
             found = self._tolerance.explain(error, where, self._timeout)

@@ -443,7 +443,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._side.split(-1)
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
 
-    def _explain(self, error: Exception) -> RankwiseError:
+    def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         return RankwiseError(f"{self._last_call} #{self._call_lock.sequence}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
