@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
+
+POLL = 1e-3  # seconds between two reads of an integer whose changes nobody announces
 
 
 class SharedWords(Protocol):
-    """Integers of 64 bits, numbered from 0. What one rank has done, every rank's next step sees."""
+    """Integers of 64 bits, numbered from 0. What one rank has done, every rank's next step sees.
+
+    By default nobody announces changes, as between hosts, and who sleeps wakes to look.
+    """
 
     def add(self, index: int, n: int) -> int:
         """Add n to an integer; returns its value before."""
@@ -16,6 +22,8 @@ class SharedWords(Protocol):
 
     def sleep_while(self, index: int, value: int, seconds: float) -> None:
         """Sleep while an integer has this value, for at most so long; it may return earlier."""
+        time.sleep(min(seconds, POLL))
 
     def wake(self, index: int) -> None:
         """Wake all who `sleep_while` this integer has some value."""
+        return  # nobody sleeps for longer than a moment

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rankwise.backends.composed.words import PolledWords
+from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
 
 
-class StoreWords(PolledWords):
-    """See SharedWords. The values that ranks give a word by swap_if must differ from each other."""
+class StoreWords(SharedWords):
+    """The values that ranks give a word by swap_if must differ from each other."""
 
     def __init__(self, store: TorchStore, number: int) -> None:
         """store: a part of the job's store that holds nothing else."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.backends.composed.words import PolledWords
 from rankwise.backends.mpi.transport import Transport
+from rankwise.contract.words import SharedWords
 
 
-class WindowWords(PolledWords):
-    """See SharedWords. Between hosts an MPI may complete an operation only when rank 0 is in a call of MPI."""
+class WindowWords(SharedWords):
+    """Between hosts an MPI may complete an operation only when rank 0 is in a call of MPI."""
 
     def __init__(self, transport: Transport, number: int) -> None:
         """Collective."""
