@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from rankwise.contract.message import Arrival
 from rankwise.contract.shortcuts import Shortcuts
+from rankwise.contract.work import Work
 from rankwise.watch.recorder import Recorder
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class ReceivedBytes:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
-class Task:
+class Task(Work[None]):
     """A task of a stream."""
 
     def wait(self, timeout: float | None = None) -> None:

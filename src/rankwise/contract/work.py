@@ -133,9 +133,10 @@ def with_guesses(kind: K) -> K:
 
 
 def adopt(kind: type) -> None:
-    """Make a class of native code, which has `wait`, `done`, `cancel`, `_settle` and `_await_any`, a Work."""
-    for method in (Work.result, Work.exception, Work.add_done_callback, Work.__await__, Work.__dir__):
-        setattr(kind, method.__name__, method)
+    """Make a class of native code, which has `wait` and `done`, a Work. Other methods of a Work that it has stay."""
+    for name in ("cancel", "result", "exception", "add_done_callback", "_settle", "_await_any", "__await__", "__dir__"):
+        if name not in vars(kind):
+            setattr(kind, name, getattr(Work, name))
     Work.register(with_guesses(kind))
 
 

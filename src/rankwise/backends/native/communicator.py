@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
-from rankwise.backends.native.works import EngineCall, EngineReceives, EngineWork
+from rankwise.backends.native.works import EngineCall, EngineReceives
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.failure import Failure
 from rankwise.contract.message import Message, Taken
@@ -25,8 +24,6 @@ from rankwise.contract.work import Work
 from rankwise.system import topology, tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
-
-T = TypeVar("T")
 
 
 class EngineStreamSync(StreamSyncOps):
@@ -68,11 +65,9 @@ class EngineCommunicator(OpenCommunicator):
         self.backend = backend
         self._comm = comm
         self._pid = os.getpid()
-        self._counted = True
         self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
-        # The named methods are the engine's own: the way through `run` would cost more than a small collective.
-        vars(self).update({operation.name: getattr(comm, operation.name) for operation in OPERATIONS})
+        vars(self).update({name: getattr(comm, name) for name in _OWN})
         super().__init__(comm.rank, comm.world_size)
 
     @property
@@ -95,27 +90,16 @@ class EngineCommunicator(OpenCommunicator):
     def timeout(self, seconds: float) -> None:
         self._comm.timeout = seconds
 
-    @property
-    def counted(self) -> bool:
-        return self._counted
-
-    @counted.setter
-    def counted(self, now: bool) -> None:
-        self._counted = now
-        self._comm.set_counted(now)
+    def become_part(self) -> None:
+        super().become_part()
+        self._comm.set_counted(False)
 
     def run(self, call: Call) -> None:
         getattr(self._comm, _engine_name(call.operation))(*_arguments(call))
 
-    def name_group(self, name: str) -> None:
-        self._comm.name_group(name)
-
-    def call(self, function: Callable[[], T]) -> T:
-        return self._comm.call(function)
-
     def start(self, call: Call, keep: object = None) -> Work[None]:
-        start = getattr(self._comm, f"start_{_engine_name(call.operation)}")
-        return EngineWork(start(*_arguments(call), keep=keep))
+        start: Callable[..., Work[None]] = getattr(self._comm, f"start_{_engine_name(call.operation)}")
+        return start(*_arguments(call), keep=keep)
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
@@ -159,14 +143,8 @@ class EngineCommunicator(OpenCommunicator):
         made.former_ranks = tuple(part.numbers_in(self._comm))
         return made
 
-    def make_part(self, ranks: Sequence[int]) -> int:
-        return self._comm.make_part(ranks)
-
     def take_part(self, part: int) -> EngineCommunicator:
         return EngineCommunicator(self._comm.take_part(part), self.backend)
-
-    def allocate(self, nbytes: int, zeroed: bool = True) -> _native.Registered:
-        return self._comm.allocate(nbytes, zeroed)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
@@ -175,12 +153,6 @@ class EngineCommunicator(OpenCommunicator):
             yield
         finally:
             _native.use_handler(before)
-
-    def failed(self) -> dict[int, str]:
-        return self._comm.failed()
-
-    def agree(self, flag: int) -> int:
-        return self._comm.agree(flag)
 
     def shrink(self, exclude: Sequence[int] = ()) -> EngineCommunicator:
         return self._part(self._comm.shrink(exclude))
@@ -209,6 +181,10 @@ class EngineCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         """Nothing to do: the engine checks which process calls it."""
+
+
+_OWN = (*(row.name for row in OPERATIONS), "agree", "allocate", "call", "failed", "make_part", "name_group")
+"""The engine's own methods: for a named collective, the way through `run` would cost more than a small call."""
 
 
 def _engine_name(operation: Operation) -> str:

@@ -10,36 +10,21 @@ from rankwise.contract.message import Arrival, Message, Receives
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work, adopt
 
-
-class EngineWork(Work[None]):
-    """A pending operation of the engine."""
-
-    __slots__ = ("_task",)
-
-    def __init__(self, task: _native.Task) -> None:
-        self._task = task
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._task.wait(timeout)
-
-    def done(self) -> bool:
-        return self._task.done()
-
-
+adopt(_native.Task)
 adopt(_native.Request)
 Arrival.register(_native.Request)
 
 
-class EngineCall(EngineWork):
+class EngineCall(Work[None]):
     """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
 
-    __slots__ = ("_error", "_function", "_over")
+    __slots__ = ("_error", "_function", "_over", "_task")
 
     def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function
         self._error: BaseException | None = None
         self._over = False
-        super().__init__(comm.start_call(self._run))
+        self._task = comm.start_call(self._run)
 
     def _run(self) -> None:
         function, self._function = self._function, None  # and release what it references
@@ -51,11 +36,11 @@ class EngineCall(EngineWork):
         self._over = True  # set before the function is released, which may close the group
 
     def done(self) -> bool:
-        return self._over or super().done()
+        return self._over or self._task.done()
 
     def wait(self, timeout: float | None = None) -> None:
         if not self._over:
-            super().wait(timeout)
+            self._task.wait(timeout)
         if self._error is not None:
             raise self._error
 
