@@ -44,7 +44,7 @@ class Collectives(GroupBase):
     def barrier(self, *, async_op: Literal[False] = False) -> None: ...
     @overload
     def barrier(self, *, async_op: Literal[True]) -> Work[None]: ...
-    def barrier(self, *, async_op: bool = False) -> Work[None] | None:
+    def barrier(self, *, async_op: bool = False) -> Any:
         """Return when every rank has called it.
 
         It does not wait for pending messages: a rank may have sends and receives in progress. (The communicator's
@@ -54,8 +54,7 @@ class Collectives(GroupBase):
             >>> group.barrier()
         """
         if async_op:
-            work: Work[None] = self._call(Call(BARRIER), None, None, async_op)
-            return work
+            return self._call(Call(BARRIER), None, None, async_op)
         self._barrier()
         if self.pending.works:
             self.pending.release_done()
@@ -116,7 +115,7 @@ class Collectives(GroupBase):
     def broadcast(self, x: T, src: int = 0, *, async_op: Literal[True]) -> Work[T]: ...
     @overload
     def broadcast(self, x: T, src: int = 0, *, async_op: bool) -> T | Work[T]: ...
-    def broadcast(self, x: T, src: int = 0, *, async_op: bool = False) -> T | Work[T]:
+    def broadcast(self, x: T, src: int = 0, *, async_op: bool = False) -> Any:
         """Copy rank `src`'s `x` into every rank's x, and return x.
 
         Example:
@@ -128,8 +127,7 @@ class Collectives(GroupBase):
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
         call = Call(BROADCAST, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, root=src)
-        result: T | Work[T] = self._call(call, buffer if src == self.rank else None, buffer, async_op)
-        return result
+        return self._call(call, buffer if src == self.rank else None, buffer, async_op)
 
     @overload
     def reduce(self, x: T, dst: int, op: Located, *, async_op: Literal[False] = False) -> tuple[T, Any] | None: ...

@@ -300,22 +300,18 @@ class HierarchicalCommunicator(ComposedCommunicator):
                 step = min(step, max(1, (count + 1) // 2))  # two pieces at least
         step = max(step, 1)
         starts = range(0, max(count, 1), step)
-        if len(starts) == 1:
-            self._gather_piece(ptr, self._all_reduce_piece(ptr, count, dtype, op, 0, now=True), dtype)
-            return
+        now = len(starts) == 1
         before: tuple[int, Carried] | None = None
         for number, start in enumerate(starts):
             piece = ptr + start * size
-            carried = self._all_reduce_piece(piece, min(step, count - start), dtype, op, number % 2)
+            carried = self._all_reduce_piece(piece, min(step, count - start), dtype, op, number % 2, now)
             if before is not None:
                 self._gather_piece(*before, dtype)
             before = piece, carried
         assert before is not None
         self._gather_piece(*before, dtype)
 
-    def _all_reduce_piece(
-        self, ptr: int, count: int, dtype: DType, op: ReduceOp, slot: int, *, now: bool = False
-    ) -> Carried:
+    def _all_reduce_piece(self, ptr: int, count: int, dtype: DType, op: ReduceOp, slot: int, now: bool) -> Carried:
         """Reduce within the hosts and, now or in the carrier's thread, between them. slot: which memory it uses."""
         whole = count * ITEMSIZE[dtype]
         shares = self._shares(count, whole)

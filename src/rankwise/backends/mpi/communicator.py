@@ -286,11 +286,14 @@ class MpiCommunicator(ComposedCommunicator):
         return found
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        found = self._found("all_reduce", dtype, op)
+        found, size = self._found("all_reduce", dtype, op), ITEMSIZE[dtype]
         if found is None:
-            self._all_reduce_composed(ptr, count, dtype, op)
+            chosen = tuning.all_reduce("mpi", self._world_size, count * size)
+            if self._algorithm("all_reduce", chosen) == "recursive_doubling":
+                recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, self._world_size))
+            else:
+                super()._all_reduce(ptr, count, dtype, op)
             return
-        size = ITEMSIZE[dtype]
         if count > self._most:
             for start in range(0, count, self._most):
                 self._all_reduce(ptr + start * size, min(count - start, self._most), dtype, op)
@@ -299,13 +302,6 @@ class MpiCommunicator(ComposedCommunicator):
         self._comm.Allreduce(self._here, (self._memory(ptr, count * size), count, kind), how)
         if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
-
-    def _all_reduce_composed(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        chosen = tuning.all_reduce("mpi", self._world_size, count * ITEMSIZE[dtype])
-        if self._algorithm("all_reduce", chosen) == "recursive_doubling":
-            recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, self._world_size))
-        else:
-            super()._all_reduce(ptr, count, dtype, op)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         found = self._found("reduce", dtype, op)
