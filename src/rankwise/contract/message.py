@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rankwise.contract.public import public
 from rankwise.contract.types import DType
@@ -65,6 +65,26 @@ class Taken(NamedTuple):
     @property
     def message(self) -> Message:
         return Message(self.source, self.tag, len(self.memory) // self.dtype.itemsize, self.dtype)
+
+
+class Labelled(Protocol):
+    """A message, or a receive, whose source and tag may be ANY."""
+
+    @property
+    def source(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+
+
+def matches(message: Labelled, source: int, tag: int) -> bool:
+    """Whether a receive with this source and tag, either of which may be ANY, matches this message."""
+    return source in (message.source, ANY) and tag in (message.tag, ANY)
+
+
+def overlap(receive: Labelled, source: int, tag: int) -> bool:
+    """Whether one message could match both this receive and another one with this source and tag."""
+    same_source = receive.source == source or ANY in (receive.source, source)
+    return same_source and (receive.tag == tag or ANY in (receive.tag, tag))
 
 
 class Arrival(Work[None]):

@@ -17,7 +17,7 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
-from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken
+from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, matches, overlap
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work
@@ -130,7 +130,7 @@ class ReceiveQueue(Receives):
                 if receive is None:
                     continue
                 # A receive waits behind an earlier one that could match the same message.
-                if not any(_overlap(earlier, receive) for earlier in before):
+                if not any(overlap(earlier, receive.source, receive.tag) for earlier in before):
                     self._begin(receive)
                 if receive.error is None and receive.taken is None:
                     before.append(receive)
@@ -161,7 +161,7 @@ class ReceiveQueue(Receives):
         self.kept.sort(key=itemgetter(0))
 
     def _first_kept(self, src: int, tag: int) -> tuple[int, Taken] | None:
-        return next((kept for kept in self.kept if _matches(kept[1], src, tag)), None)
+        return next((kept for kept in self.kept if matches(kept[1], src, tag)), None)
 
 
 class QueuedReceive(Arrival):
@@ -271,17 +271,6 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
             room.finish()
 
     return QueuedReceive(queue, "recv", src, tag, copy)
-
-
-def _matches(taken: Taken, src: int, tag: int) -> bool:
-    return src in (taken.source, ANY) and tag in (taken.tag, ANY)
-
-
-def _overlap(earlier: QueuedReceive, later: QueuedReceive) -> bool:
-    """Whether one message could match both."""
-    return (ANY in (earlier.source, later.source) or earlier.source == later.source) and (
-        ANY in (earlier.tag, later.tag) or earlier.tag == later.tag
-    )
 
 
 def _shown(src: int) -> str:

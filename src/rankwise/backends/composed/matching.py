@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from rankwise.contract.errors import MismatchError
-from rankwise.contract.message import ANY
+from rankwise.contract.message import Labelled, matches
 from rankwise.contract.types import DTYPE_NAMES, DType
-
-
-class Labelled(Protocol):
-    """Anything with a source and a tag; a receive's may be ANY."""
-
-    @property
-    def source(self) -> int: ...
-    @property
-    def tag(self) -> int: ...
-
 
 R = TypeVar("R", bound=Labelled)
 E = TypeVar("E", bound=Labelled)
@@ -52,11 +42,6 @@ class Matching(Generic[R, E]):
     def find(self, source: int, tag: int) -> E | None:
         """The envelope that a receive with this source and tag would match now."""
         return next((envelope for envelope in self.envelopes if matches(envelope, source, tag)), None)
-
-
-def matches(envelope: Labelled, source: int, tag: int) -> bool:
-    """Whether a receive with this source and tag, either of which may be ANY, matches this message."""
-    return source in (envelope.source, ANY) and tag in (envelope.tag, ANY)
 
 
 def mismatch(tag: int, sent: int, sent_dtype: DType, expected: int, dtype: DType) -> MismatchError | None:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import ref
 
-from rankwise.backends.composed.matching import matches
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.message import ANY, Message, Taken, matches, overlap
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
@@ -62,7 +61,7 @@ class Channel:
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could match the same message.
-            if src != ANY and not any(_overlap(earlier, src, tag) for earlier in self._deferred):
+            if src != ANY and not any(overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
                 args = ptr, count, dtype, number, tag, keep
                 return self._start(part, "recv", part.recv, *args)
@@ -258,8 +257,3 @@ def _probe(channel: ref[Channel]) -> None:
         del present
         time.sleep(sleep)
         sleep = min(2 * sleep, LONGEST_SLEEP)
-
-
-def _overlap(receive: DeferredReceive, src: int, tag: int) -> bool:
-    """Whether one message could match both."""
-    return (receive.source in (src, ANY)) and (tag == ANY or receive.tag in (tag, ANY))
