@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
 from rankwise.group import halo
@@ -45,8 +47,8 @@ class Mesh(Closeable):
         self.group = group
         self.axes = _sizes(axes, group.world_size)
         self.periodic = _periodic(periodic, self.axes)
-        places = _places(self.axes, group.rank)
-        self.coordinates: dict[str, int] = dict(zip(self.axes, places, strict=True))
+        places = np.unravel_index(group.rank, tuple(self.axes.values()))
+        self.coordinates: dict[str, int] = dict(zip(self.axes, map(int, places), strict=True))
         self._groups: dict[tuple[str, ...], Group] = {}
         for name in self.axes:
             self.along(name)
@@ -256,11 +258,3 @@ def balanced_sizes(ranks: int, axes: int) -> list[int]:
                     yield [size, *rest]
 
     return min(splits(ranks, axes, ranks), key=lambda sizes: (sizes[0] - sizes[-1], sizes))
-
-
-def _places(axes: dict[str, int], rank: int) -> list[int]:
-    places = []
-    for size in reversed(axes.values()):
-        rank, place = divmod(rank, size)
-        places.append(place)
-    return places[::-1]

@@ -14,8 +14,8 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from types import TracebackType
 
+from rankwise.contract.closing import Closeable
 from rankwise.system.settings import Settings
 from rankwise.system.shared_pages import take_pages
 
@@ -45,7 +45,7 @@ def mapped(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> m
     return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
 
 
-class DescriptorServer:
+class DescriptorServer(Closeable):
     """Passes a descriptor to other processes of this host, within a `with` block.
 
     ticket: what the others need to `take` it. Whoever reads it and runs as this user gets the descriptor.
@@ -64,12 +64,7 @@ class DescriptorServer:
             raise
         self.ticket = (self._path or f"\0{name}", self._secret.hex())
 
-    def __enter__(self) -> DescriptorServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._listener.close()
         if self._path is not None:
             with suppress(FileNotFoundError):  # someone has cleared the directory
