@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import zlib
@@ -246,7 +247,7 @@ class GradientReducer:
                 raise ValueError(f"i={i}: this parameter was already marked; wait_and_unpack() ends the step")
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
-                fill = partial(_add if i in self._kept else _copy, bucket.views[i], _plain(grad))
+                fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], _plain(grad))
                 if lend and self._on_host() and not self._no_sync:
                     bucket.deferred.append(fill)
                 else:
@@ -288,7 +289,7 @@ class GradientReducer:
                 if number not in self._marked:
                     bucket = self._bucket_of[number]
                     if number not in self._kept:
-                        self._do(_clear, bucket.views[number])
+                        self._do(_copy, bucket.views[number], 0)
                     bucket.missing -= 1
             self._launch_full()
             stream = self._compute_stream()
@@ -365,16 +366,8 @@ class GradientReducer:
             self._pack(order.tolist())
 
 
-def _copy(view: Any, grad: Any) -> None:
-    view[...] = grad
-
-
-def _add(view: Any, grad: Any) -> None:
-    view += grad
-
-
-def _clear(view: Any) -> None:
-    view[...] = 0
+def _copy(view: Any, content: Any) -> None:
+    view[...] = content
 
 
 def _plain(grad: Any) -> Any:
