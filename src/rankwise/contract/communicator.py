@@ -464,6 +464,12 @@ def complete(comm: Communicator) -> Collectives:
     return comm if comm.blocking else _Complete(comm)
 
 
+def bind(comm: Communicator, part: object, *names: str) -> None:
+    """Let these methods of `comm` be the ones of a part of it, if they would only call those."""
+    for name in names:
+        setattr(comm, name, getattr(part, name))
+
+
 def run_keeping(function: Callable[..., T], args: tuple[Any, ...], keep: object) -> T:
     """function(*args); as long as it has not returned, `keep` is alive."""
     return function(*args)

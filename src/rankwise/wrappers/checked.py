@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from rankwise.backends.composed.comparing import ComparingCommunicator
-from rankwise.contract.communicator import Communicator, complete
+from rankwise.contract.communicator import Communicator, bind, complete
 from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 
 
@@ -28,22 +25,11 @@ class CheckedCommunicator(ComparingCommunicator):
         self._inner, self._complete = inner, complete(inner)
         self.backend = inner.backend
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
+        bind(self, inner, "agree", "allocate", "allocating", "await_arrival", "failed", "left", "name_group", "words")
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
 
     def _timeout_set(self, timeout: float) -> None:
         self._inner.timeout = timeout
-
-    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
-        return self._inner.allocate(nbytes, zeroed)
-
-    def words(self, number: int) -> SharedWords | None:
-        return self._inner.words(number)
-
-    def allocating(self) -> AbstractContextManager[None]:
-        return self._inner.allocating()
-
-    def name_group(self, name: str) -> None:
-        self._inner.name_group(name)
 
     # ---- point-to-point ----
 
@@ -62,12 +48,6 @@ class CheckedCommunicator(ComparingCommunicator):
     def take(self, src: int, tag: int) -> Taken | None:
         self._check_failed()
         return self._inner.take(src, tag)
-
-    def await_arrival(self, seconds: float) -> None:
-        self._inner.await_arrival(seconds)
-
-    def left(self) -> Collection[int]:
-        return self._inner.left()
 
     def sync(self) -> None:
         self._drain()
@@ -88,12 +68,6 @@ class CheckedCommunicator(ComparingCommunicator):
         return partial(self._complete.all_gather, mine, everybody, size, DType.U8)
 
     # ---- going on after a loss ----
-
-    def failed(self) -> dict[int, str]:
-        return self._inner.failed()
-
-    def agree(self, flag: int) -> int:
-        return self._inner.agree(flag)
 
     def shrink(self, exclude: Sequence[int] = ()) -> CheckedCommunicator:
         return self._follow(self._inner.shrink(exclude))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count as numbers_from
 from typing import Any, TypeVar
@@ -14,12 +13,11 @@ from rankwise._native import TraceWriter, WrittenOperation, uncounted
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import Communicator
-from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.communicator import Communicator, bind
+from rankwise.contract.message import ANY, Taken
 from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -45,6 +43,8 @@ class TracedCommunicator(Communicator):
         self._launched: deque[WrittenOperation] = deque()
         self.blocking, self.device_memory, self.any_source = inner.blocking, inner.device_memory, inner.any_source
         self.stream_sync = inner.stream_sync
+        bind(self, inner, "allocate", "allocating", "await_arrival", "call", "failed", "left", "probe", "start_call")
+        bind(self, inner, "words")
 
     @classmethod
     def in_segment(cls, inner: Communicator, segment_fd: int, index: int | None = None) -> TracedCommunicator:
@@ -117,9 +117,6 @@ class TracedCommunicator(Communicator):
 
     # ---- going on after a loss ----
 
-    def failed(self) -> dict[int, str]:
-        return self._inner.failed()
-
     def agree(self, flag: int) -> int:
         return self._recovering("agree", flag)  # type: ignore[no-any-return]
 
@@ -148,12 +145,6 @@ class TracedCommunicator(Communicator):
         entry = self._begin(call, background=True)
         return TracedWork(self._entered(entry, self._inner.start, call, keep), entry)
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
-        return self._inner.start_call(function)
-
-    def call(self, function: Callable[[], T]) -> T:
-        return self._inner.call(function)
-
     def name_group(self, name: str) -> None:
         self._writer.name_group(self._group, name)
 
@@ -168,9 +159,6 @@ class TracedCommunicator(Communicator):
         work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag, keep)
         return TracedWork(work, entry, matches=ANY in (src, tag))
 
-    def probe(self, src: int, tag: int) -> Message | None:
-        return self._inner.probe(src, tag)
-
     def take(self, src: int, tag: int) -> Taken | None:
         taken = self._inner.take(src, tag)
         if taken is None:
@@ -179,26 +167,12 @@ class TracedCommunicator(Communicator):
         entry = self._message("recv", found.count, found.dtype, found.source, found.tag)
         return taken._replace(work=TracedWork(taken.work, entry))
 
-    def await_arrival(self, seconds: float) -> None:
-        self._inner.await_arrival(seconds)
-
-    def left(self) -> Collection[int]:
-        return self._inner.left()
-
     # ---- the rest of the contract ----
 
     def sync(self) -> None:
         self._inner.sync()
-        self._end_launched()
-
-    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
-        return self._inner.allocate(nbytes, zeroed)
-
-    def words(self, number: int) -> SharedWords | None:
-        return self._inner.words(number)
-
-    def allocating(self) -> AbstractContextManager[None]:
-        return self._inner.allocating()
+        while self._launched:
+            self._launched.popleft().end()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         self._inner.close(timeout)
@@ -234,10 +208,6 @@ class TracedCommunicator(Communicator):
     def _message(self, operation: str, count: int, dtype: DType, peer: int, tag: int) -> WrittenOperation:
         nbytes = count * dtype.itemsize
         return self._writer.begin(operation, self._group, 0, nbytes, dtype, 0, peer, tag, background=True)
-
-    def _end_launched(self) -> None:
-        while self._launched:
-            self._launched.popleft().end()
 
 
 class TracedWork(OuterWork):

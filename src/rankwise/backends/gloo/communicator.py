@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
 from rankwise.backends.gloo.words import StoreWords
+from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call, divided
@@ -116,6 +117,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._known = GroupStore(store, rank, identities)
         self._record, self._agreements = FailureRecord(self._known), Agreements(self._known)
         self._channel = Channel(self._transport, self._message_failed)
+        bind(self, self._channel, "await_arrival", "left")
         super().__init__(rank, world_size, timeout, checks=checks)
 
     def _timeout_set(self, timeout: float) -> None:
@@ -126,12 +128,6 @@ class GlooCommunicator(ComposedCommunicator):
         return StoreWords(self._store.under(f"words {self._words}"), number)
 
     # ---- point-to-point ----
-
-    def await_arrival(self, seconds: float) -> None:
-        self._channel.await_arrival(seconds)
-
-    def left(self) -> Collection[int]:
-        return self._channel.left()
 
     # ---- a scatter whose array only its source knows ----
 

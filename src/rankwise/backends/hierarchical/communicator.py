@@ -23,7 +23,6 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,14 +44,13 @@ from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.hierarchical.part import NoPart, Part
 from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import join
-from rankwise.contract.communicator import Collectives
+from rankwise.contract.communicator import Collectives, bind
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.words import SharedWords
 from rankwise.system import locality
 from rankwise.system.settings import Settings
 
@@ -142,7 +140,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def __init__(
         self, flat: OpenCommunicator, local: OpenCommunicator, lane: OpenCommunicator | None, layout: Layout
     ) -> None:
-        self._flat, self._local, self._lane, self._layout = flat, local, lane, layout
+        self._flat, self._local, self._lane = flat, local, lane
+        self.layout = layout
+        """Which rank is on which host."""
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
         self._number = local.rank  # among the members, and of the lane if this rank is in one
@@ -156,28 +156,14 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if lane is not None:
             self._own_lane = Part(lane, [members[self._number] for members in layout.members], self._explained)
         self.any_source = local.any_source and flat.any_source
+        bind(self, local, "allocate", "allocating")
+        bind(self, flat, "words")
         self._channel = Channel(local, flat, layout, self._message_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
-
-    @property
-    def layout(self) -> Layout:
-        """Which rank is on which host."""
-        return self._layout
 
     def _timeout_set(self, timeout: float) -> None:
         for part in self._parts():
             part.timeout = timeout
-
-    # ---- memory in which the ranks of a host work in place ----
-
-    def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
-        return self._local.allocate(nbytes, zeroed)
-
-    def words(self, number: int) -> SharedWords | None:
-        return self._flat.words(number)
-
-    def allocating(self) -> AbstractContextManager[None]:
-        return self._local.allocating()
 
     # ---- point-to-point ----
 
@@ -200,10 +186,10 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _broadcast(self, ptr: int, size: int, root: int) -> None:
         """The root's host scatters over the lanes, each lane broadcasts its share, every host gathers the shares."""
-        shares, host = self._shares(size, size), self._layout.host[root]
-        share, length = self._memory("share", self._of(shares)), self._of(shares)
+        shares, host = self._shares(size, size), self.layout.host[root]
+        share, length = self._memory("share", shares[self._number]), shares[self._number]
         if host == self._here:
-            self._within.scatter_v(ptr, share, shares, _BYTE, self._layout.local(root))
+            self._within.scatter_v(ptr, share, shares, _BYTE, self.layout.local(root))
         self._between(length).broadcast(share, length, _BYTE, host)
         self._within.all_gather_v(share, ptr, shares, _BYTE)
 
@@ -214,17 +200,17 @@ class HierarchicalCommunicator(ComposedCommunicator):
         blob = self._memory("blob", sum(ours))
         self._within.all_gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE)
         shares = self._shares_of(slices)
-        share = self._memory("share", self._of(shares))
+        share = self._memory("share", shares[self._number])
         mine = blob + sum(ours[: self._number])
-        self._between(self._of(shares)).all_gather_v(mine, share, self._column(slices), _BYTE)
+        self._between(shares[self._number]).all_gather_v(mine, share, self._column(slices), _BYTE)
         carried = self._memory("carried", sum(sizes))
         self._within.all_gather_v(share, carried, shares, _BYTE)
-        for at, to, length in self._layout.arrangement(sizes, slices):
+        for at, to, length in self.layout.arrangement(sizes, slices):
             ctypes.memmove(recv + at, carried + to, length)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         """To the first member of each host, from these to the first member of root's host, and from there to root."""
-        blobs, host = self._layout.blobs(sizes), self._layout.host[root]
+        blobs, host = self.layout.blobs(sizes), self.layout.host[root]
         first, on_root = self._number == 0, self._rank == root
         blob = self._memory("blob", blobs[self._here]) if first else 0
         self._within.gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE, 0)
@@ -232,21 +218,21 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if first:
             self._between(0).gather_v(blob, everything, blobs, _BYTE, host)
         if host == self._here:
-            self._pass_on(everything, 0, self._layout.local(root), sum(sizes))
+            self._pass_on(everything, 0, self.layout.local(root), sum(sizes))
         if on_root:
             for at, to, length in self._by_host(sizes):
                 ctypes.memmove(recv + at, everything + to, length)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         """_gather_v in reverse."""
-        blobs, host = self._layout.blobs(sizes), self._layout.host[root]
+        blobs, host = self.layout.blobs(sizes), self.layout.host[root]
         first, on_root = self._number == 0, self._rank == root
         everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
         if on_root:
             for at, to, length in self._by_host(sizes):
                 ctypes.memmove(everything + to, send + at, length)
         if host == self._here:
-            self._pass_on(everything, self._layout.local(root), 0, sum(sizes))
+            self._pass_on(everything, self.layout.local(root), 0, sum(sizes))
         blob = self._memory("blob", blobs[self._here]) if first else 0
         if first:
             self._between(0).scatter_v(everything, blob, blobs, _BYTE, host)
@@ -260,7 +246,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             self._within.scatter_v(ptr if self._number == source else 0, taken, only, _BYTE, source)
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
-        layout = self._layout
+        layout = self.layout
         even = layout.lanes * layout.hosts == self._world_size
         chosen = tuning.all_to_all_of_hosts(layout.hosts, layout.lanes, size) if even else "direct"
         if not size or self._algorithm("all_to_all", chosen) != "one_lane":
@@ -280,7 +266,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         ours = [[amounts[rank] for rank in self._members] for amounts in (send_sizes, recv_sizes)]
         self._within.all_to_all_v(outgoing, incoming, ours[0], ours[1], _BYTE)
         theirs = [
-            [0 if self._layout.host[rank] == self._here else amount for rank, amount in enumerate(amounts)]
+            [0 if self.layout.host[rank] == self._here else amount for rank, amount in enumerate(amounts)]
             for amounts in (send_sizes, recv_sizes)
         ]
         self._across.all_to_all_v(outgoing + sum(ours[0]), incoming + sum(ours[1]), theirs[0], theirs[1], _BYTE)
@@ -292,7 +278,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         """In pieces if it is large: while the lanes carry one, the members reduce the next and gather the previous."""
         size = ITEMSIZE[dtype]
-        step = tuning.pipeline_step(self._layout.lanes, self._layout.hosts) // size
+        step = tuning.pipeline_step(self.layout.lanes, self.layout.hosts) // size
         match self._forced.get("all_reduce"):
             case "one_lane" | "all_lanes":
                 step = count
@@ -315,8 +301,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """Reduce within the hosts and, now or in the carrier's thread, between them. slot: which memory it uses."""
         whole = count * ITEMSIZE[dtype]
         shares = self._shares(count, whole)
-        pieces = divided(self._of(shares), self._layout.hosts)
-        share = self._memory(f"share {slot}", self._of(shares) * ITEMSIZE[dtype])
+        pieces = divided(shares[self._number], self.layout.hosts)
+        share = self._memory(f"share {slot}", shares[self._number] * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op, slot)
         if now and self._in_one_lane(whole):
             reduction = Partial(dtype, op, self._world_size)
@@ -340,9 +326,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._within.all_gather_v(share, ptr, shares, dtype)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        whole, host = count * ITEMSIZE[dtype], self._layout.host[root]
+        whole, host = count * ITEMSIZE[dtype], self.layout.host[root]
         shares = self._shares(count, whole)
-        length = self._of(shares)
+        length = shares[self._number]
         share = self._memory("share", length * ITEMSIZE[dtype])
         reduced = self._reduce_within(ptr, count, shares, dtype, op)
         if self._in_one_lane(whole):
@@ -351,18 +337,18 @@ class HierarchicalCommunicator(ComposedCommunicator):
             if host == self._here:
                 reduction.end(share, reduced, length)
         else:
-            pieces = divided(length, self._layout.hosts)
+            pieces = divided(length, self.layout.hosts)
             piece = self._reduce_between(reduced, pieces, dtype, op)
             self._between(length).gather_v(piece, share, pieces, dtype, host)
         if host == self._here:
-            self._within.gather_v(share, ptr, shares, dtype, self._layout.local(root))
+            self._within.gather_v(share, ptr, shares, dtype, self.layout.local(root))
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         """_all_gather_v in reverse, with reductions."""
         size = ITEMSIZE[dtype]
         slices = self._slices(counts, sum(counts) * size)
         carried = self._memory("carried", sum(counts) * size)
-        for at, to, length in self._layout.arrangement(counts, slices):
+        for at, to, length in self.layout.arrangement(counts, slices):
             ctypes.memmove(carried + to * size, send + at * size, length * size)
         reduced = self._reduce_within(carried, sum(counts), self._shares_of(slices), dtype, op)
         piece = self._reduce_between(reduced, self._column(slices), dtype, op)
@@ -379,7 +365,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             wide = self._memory("wide", count * ITEMSIZE[kind])
             _native.convert_local(wide, ptr, count, dtype, True)
             ptr = wide
-        reduced = self._memory(f"reduced {slot}", self._of(shares) * ITEMSIZE[kind])
+        reduced = self._memory(f"reduced {slot}", shares[self._number] * ITEMSIZE[kind])
         self._within.reduce_scatter_v(ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
         return reduced
 
@@ -388,7 +374,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
         pieces: the lengths of all hosts' pieces; zeros if this rank is in no lane.
         """
-        kind, hosts, mine = carried_as(dtype, op), self._layout.hosts, pieces[self._here]
+        kind, hosts, mine = carried_as(dtype, op), self.layout.hosts, pieces[self._here]
         size = ITEMSIZE[kind]
         incoming = self._memory(f"incoming {slot}", mine * hosts * size)
         self._between(sum(pieces)).all_to_all_v(reduced, incoming, pieces, [mine] * hosts, kind)
@@ -411,7 +397,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _lanes(self, amount: int, whole: int) -> list[int]:
         """How much of `amount` each lane carries; whole: the total bytes, which decide how many lanes are used."""
-        lanes = self._layout.lanes
+        lanes = self.layout.lanes
         if self._in_one_lane(whole):
             return [amount] + [0] * (lanes - 1)
         return list(divided(amount, lanes))
@@ -422,7 +408,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _slices(self, amounts: Sequence[int], whole: int) -> list[list[int]]:
         """[host][lane]: how much of each host's blob each lane carries."""
-        return [self._lanes(blob, whole) for blob in self._layout.blobs(amounts)]
+        return [self._lanes(blob, whole) for blob in self.layout.blobs(amounts)]
 
     def _shares_of(self, slices: list[list[int]]) -> list[int]:
         """How much of all blobs each member carries."""
@@ -436,16 +422,13 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """One number per member: 0 for members in no lane."""
         return by_lane + [0] * (len(self._members) - len(by_lane))
 
-    def _of(self, shares: list[int]) -> int:
-        return shares[self._number]
-
     def _by_host(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(by rank, by host, length): each rank's block, its place among all in rank order and in host order."""
-        return moves(sizes, [rank for members in self._layout.members for rank in members])
+        return moves(sizes, [rank for members in self.layout.members for rank in members])
 
     def _members_first(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """The same, with the blocks of this host's members first, then the others by rank."""
-        others = [rank for rank in range(self._world_size) if self._layout.host[rank] != self._here]
+        others = [rank for rank in range(self._world_size) if self.layout.host[rank] != self._here]
         return moves(sizes, [*self._members, *others])
 
     def _memory(self, name: str, size: int) -> int:
@@ -487,7 +470,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._drain()
         here = [self._members.index(rank) for rank in exclude if rank in self._members]
         for (flat, local), former in shrunk([self._flat, self._local], [exclude, here]):
-            hosts = [self._layout.host[rank] for rank in former]
+            hosts = [self.layout.host[rank] for rank in former]
             layout, lane = Layout.of(hosts), None
             if not flat.agree(int(hosts.count(self._here) == local.world_size)):
                 continue  # a rank is in one part only
@@ -509,7 +492,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
         """Gather at the first member of each host, exchange among these, and broadcast within each host."""
         whole, sizes = size * self._world_size, [size] * self._world_size
-        blobs, first = self._layout.blobs(sizes), self._number == 0
+        blobs, first = self.layout.blobs(sizes), self._number == 0
         places = list(self._by_host(sizes))
         memory = np.empty(whole, np.uint8)
         blob = np.empty(blobs[self._here] if first else 0, np.uint8)
@@ -530,7 +513,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         flat, local = self._flat.split(color, key), self._local.split(color, key)
         assert flat is not None
         assert local is not None
-        return assemble(flat, local, Layout.of([self._layout.host[rank] for rank in members]), self._forced)
+        return assemble(flat, local, Layout.of([self.layout.host[rank] for rank in members]), self._forced)
 
     def _no_part(self) -> None:
         self._flat.split(-1)

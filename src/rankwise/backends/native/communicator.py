@@ -14,6 +14,7 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
 from rankwise.backends.native.works import EngineCall, EngineReceives
 from rankwise.contract.closing import CLOSE_TIMEOUT
+from rankwise.contract.communicator import bind
 from rankwise.contract.failure import Failure
 from rankwise.contract.message import Message, Taken
 from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
@@ -67,7 +68,9 @@ class EngineCommunicator(OpenCommunicator):
         self._pid = os.getpid()
         self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
-        vars(self).update({name: getattr(comm, name) for name in _OWN})
+        # For a named collective, the way through `run` would cost more than a small call.
+        bind(self, comm, *(operation.name for operation in OPERATIONS))
+        bind(self, comm, "agree", "allocate", "call", "failed", "make_part", "name_group")
         super().__init__(comm.rank, comm.world_size)
 
     @property
@@ -181,10 +184,6 @@ class EngineCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         """Nothing to do: the engine checks which process calls it."""
-
-
-_OWN = (*(row.name for row in OPERATIONS), "agree", "allocate", "call", "failed", "make_part", "name_group")
-"""The engine's own methods: for a named collective, the way through `run` would cost more than a small call."""
 
 
 def _engine_name(operation: Operation) -> str:

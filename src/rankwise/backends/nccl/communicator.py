@@ -16,7 +16,7 @@ step. For other dtypes and ops the data is gathered, and reduced on the host by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
-from rankwise.contract.communicator import Communicator, complete, run_keeping
+from rankwise.contract.communicator import Communicator, bind, complete, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
     CollectiveTimeout,
@@ -144,6 +144,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._aborted = False
         self.stream_sync = self._cuda = streams
         streams.wait_for = self._wait_for
+        bind(self, side, "agree", "await_arrival", "failed", "left", "probe")
         super().__init__(side.rank, side.world_size, side.timeout, checks=Settings.read().check is True)
         self.any_source = side.any_source
 
@@ -246,15 +247,6 @@ class NcclCommunicator(ComposedCommunicator):
             finish = partial(run_keeping, self._cuda.copy_now, (ptr, address(data), size), keep)
             ptr, keep = address(data), data
         return self._message(self._side.recv(ptr, count, dtype, src, tag, keep), data, finish)
-
-    def probe(self, src: int, tag: int) -> Any:
-        return self._side.probe(src, tag)
-
-    def await_arrival(self, seconds: float) -> None:
-        self._side.await_arrival(seconds)
-
-    def left(self) -> Collection[int]:
-        return self._side.left()
 
     def take(self, src: int, tag: int) -> Taken | None:
         self._check_failure()
@@ -411,12 +403,6 @@ class NcclCommunicator(ComposedCommunicator):
         return NcclCommunicator(self._found, side, comm, self._cuda.another())
 
     # ---- going on after a loss ----
-
-    def failed(self) -> dict[int, str]:
-        return self._side.failed()
-
-    def agree(self, flag: int) -> int:
-        return self._side.agree(flag)
 
     def shrink(self, exclude: Sequence[int] = ()) -> NcclCommunicator:
         """`side` shrinks, and its ranks connect anew by NCCL; if one is lost meanwhile, the others do it again.
