@@ -8,10 +8,11 @@ here of moves and the native kernels, with operands in rank order, so that every
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,14 +32,36 @@ from rankwise.contract.work import Work
 ROOM = 1 << 20  # bytes of scratch memory that are kept at most
 
 
-class Channel(Protocol):
+class Channel(ABC):
     """How an engine's adapter sends and receives messages, whose arguments have been checked: see Communicator."""
 
+    def __init__(self) -> None:
+        self.pending: dict[int, Work[None]] = {}
+        """What `sync` waits for: a message from `begun` until `over`."""
+
+    @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]: ...
+    @abstractmethod
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]: ...
+    @abstractmethod
     def probe(self, src: int, tag: int) -> Message | None: ...
+    @abstractmethod
     def take(self, src: int, tag: int) -> Taken | None: ...
-    def sync(self) -> None: ...
+
+    def begun(self, work: Work[None]) -> None:
+        self.pending[id(work)] = work
+
+    def over(self, work: Work[None]) -> None:
+        self.pending.pop(id(work), None)
+
+    def sync(self) -> None:
+        for work in list(self.pending.values()):
+            work.wait()
+
+    def flush(self, end: float) -> None:
+        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
+        for work in list(self.pending.values()):
+            work.wait(max(0.0, end - time.monotonic()))
 
 
 class ComposedCommunicator(ComparingCommunicator):

@@ -21,6 +21,7 @@ from weakref import ref
 import numpy as np
 
 from rankwise.backends import tuning
+from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.work_queue import WorkQueue
@@ -51,11 +52,12 @@ class Envelope:
     sending: Transfer | None = None  # of a message to oneself
 
 
-class Channel:
+class Channel(composed.Channel):
     """The messages of one rank of a gloo group. Any thread may call."""
 
     def __init__(self, transport: Transport, failed: Callable[[Exception, str], RankwiseError]) -> None:
         """failed: fails the group because of an error in this operation, and returns what to raise."""
+        super().__init__()
         self.transport = transport
         self.failed = failed
         self._rank = transport.rank
@@ -63,7 +65,6 @@ class Channel:
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[Receive, Envelope] = Matching()
         self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
-        self._pending: dict[int, Transfer] = {}  # `sync` waits for these
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
         self._listeners: dict[int, threading.Thread] = {}  # by peer
@@ -87,7 +88,7 @@ class Channel:
                 envelope = self.transport.send(address(memory), memory.nbytes, dest, ENVELOPE_TAG)
                 data = None if eager else self.transport.send(ptr, size, dest, _data_tag(number))
                 self._outgoing.put(partial(_release_sent, self.transport, envelope, memory))
-                return Completed() if eager else self._register(Transfer(self, "send", data, keep))
+                return Completed() if eager else Transfer(self, "send", data, keep)
             except RuntimeError as error:
                 failure: Exception = error
             except BaseException:  # a signal handler's
@@ -97,7 +98,6 @@ class Channel:
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Receive:
         receive = Receive(self, ptr, count, dtype, src, tag, keep)
-        self._register(receive)
         with self._lock:
             failure = self._failure
             envelope = None if failure is not None else self._matching.post(receive)
@@ -127,7 +127,6 @@ class Channel:
             memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
             receive = Receive(self, address(memory), found.count, found.dtype, found.source, found.tag, memory)
             self._matching.post(receive)
-        self._register(receive)
         self._deliver(receive, found)
         return Taken(found.source, found.tag, found.dtype, memory, receive)
 
@@ -139,21 +138,15 @@ class Channel:
         """The peers whose connections have ended; all messages from them have been found before that."""
         return list(self._left)
 
-    def sync(self) -> None:
-        for transfer in list(self._pending.values()):
-            transfer.wait()
-
     def flush(self, end: float) -> None:
-        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
-        for transfer in list(self._pending.values()):
-            transfer.wait(max(0.0, end - time.monotonic()))
+        super().flush(end)
         if not self._outgoing.drain(max(0.0, end - time.monotonic())):
             raise CollectiveTimeout("messages that were not received in time are dropped")
 
     @property
     def idle(self) -> bool:
         """Whether no thread is waiting in gloo for one of this channel's messages."""
-        return not (self._pending or self._listeners) and self._outgoing.drain(0.0)
+        return not (self.pending or self._listeners) and self._outgoing.drain(0.0)
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: every receive that waits for its message raises this error."""
@@ -226,7 +219,6 @@ class Channel:
     def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool, keep: object) -> Work[None]:
         if not eager:
             sending = Transfer(self, "send", None, keep)
-            self._register(sending)
             self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
             return sending
         memory = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
@@ -249,13 +241,6 @@ class Channel:
         if 0 < len(self._left) == self.transport.world_size - 1:
             return next(iter(self._left.values()))
         return None
-
-    def _register(self, transfer: Transfer) -> Transfer:
-        self._pending[id(transfer)] = transfer
-        return transfer
-
-    def over(self, transfer: Transfer) -> None:
-        self._pending.pop(id(transfer), None)
 
 
 def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -> None:
@@ -297,6 +282,7 @@ class Transfer(Work[None]):
         self._waiter: threading.Thread | None = None
         if data is not None:
             self._matched.set()
+        channel.begun(self)
 
     def follow(self, data: Any) -> None:
         """gloo moves the data now; `data` is torch's Work."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import ref
 
+from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
@@ -27,7 +28,7 @@ T = TypeVar("T")
 SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as they find nothing
 
 
-class Channel:
+class Channel(composed.Channel):
     """The messages of one rank. Ranks are numbered as in the group."""
 
     def __init__(
@@ -39,6 +40,7 @@ class Channel:
     ) -> None:
         """local: this host's ranks. flat: all ranks. failed: fails the group because of an error in this operation, and
         returns what to raise."""
+        super().__init__()
         self._local, self._flat, self._layout = local, flat, layout
         self._host = layout.host[flat.rank]
         self._members = layout.members[self._host]
@@ -47,7 +49,7 @@ class Channel:
         self._deferred: list[DeferredReceive] = []  # in the order posted
         self._local_first = True
         self._prober: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
 
     @property
     def timeout(self) -> float:
@@ -125,25 +127,21 @@ class Channel:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
+        self.closed = True
         prober = self._prober
         if prober is not None and prober is not threading.current_thread():
             prober.join(1.0)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def _start_prober(self) -> None:
         with self._lock:
-            if self._deferred and self._prober is None and not self._closed:
+            if self._deferred and self._prober is None and not self.closed:
                 self._prober = threading.Thread(target=_probe, args=(ref(self),), name="rankwise receives", daemon=True)
                 self._prober.start()
 
     def stop_prober(self) -> bool:
         """End the thread, unless a receive has been deferred meanwhile."""
         with self._lock:
-            if self._deferred and not self._closed:
+            if self._deferred and not self.closed:
                 return False
             self._prober = None
             return True

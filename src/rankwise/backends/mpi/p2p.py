@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankwise._mpi import MpiQuickMessages, MpiRequest
+from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
@@ -33,7 +34,7 @@ class QuickMessages(MpiQuickMessages, Shortcuts):
     """The native methods come first."""
 
 
-class Channel:
+class Channel(composed.Channel):
     """The pending messages of one rank. MPI's tag of a message contains its dtype, which a receive checks."""
 
     def __init__(
@@ -46,6 +47,7 @@ class Channel:
 
         failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
         """
+        super().__init__()
         messages, guard = transport.messages, transport.guard
         self._messages, self.guard = messages, guard
         self._send, self._send_bytes, self._recv = (
@@ -59,7 +61,6 @@ class Channel:
         self.failed = failed
         self.timeout = 0.0
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
-        self._requests: dict[int, Request] = {}  # `sync` waits for these
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         return self._sent(self._send, dest, tag, ptr, count * ITEMSIZE[dtype], dest, tag * TAGS_PER_TAG + dtype, keep)
@@ -127,22 +128,6 @@ class Channel:
             failed,
         )  # fmt: skip
 
-    def add(self, request: Request) -> None:
-        self._requests[id(request)] = request
-
-    def sync(self) -> None:
-        if self._requests:
-            for request in list(self._requests.values()):
-                request.wait()
-
-    def flush(self, end: float) -> None:
-        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
-        for request in list(self._requests.values()):
-            request.wait(max(0.0, end - time.monotonic()))
-
-    def over(self, request: Request) -> None:
-        self._requests.pop(id(request), None)
-
 
 def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | None) -> str:
     expects = f", count={expected[0]}, dtype={DTYPE_NAMES[expected[1]]}" if expected else ""
@@ -173,7 +158,7 @@ class Request(Work[None]):
         self._lock = threading.Lock()
         self._over = False
         self._error: RankwiseError | None = None
-        channel.add(self)
+        channel.begun(self)
 
     @property
     def _where(self) -> str:
