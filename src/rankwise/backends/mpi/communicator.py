@@ -29,7 +29,7 @@ from rankwise.backends.mpi.p2p import LONGEST_SLEEP, POLLS, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
-from rankwise.backends.mpi.watchdog import WATCHDOG
+from rankwise.backends.mpi.watchdog import WATCHDOG, Watched
 from rankwise.backends.mpi.words import WindowWords
 from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
@@ -89,7 +89,7 @@ def library(mpi: Any) -> str:
     return " ".join(text.partition(",")[0].partition("\n")[0].rstrip("\0").split())
 
 
-class MpiCommunicator(ComposedCommunicator):
+class MpiCommunicator(ComposedCommunicator, Watched):
     """One rank's communicator over one of MPI's, which it owns."""
 
     backend = "mpi"
@@ -123,14 +123,12 @@ class MpiCommunicator(ComposedCommunicator):
 
     @property
     def present_call(self) -> tuple[int, str] | None:
-        """The number of the call that this rank is in, and the call as text, or None; for the watchdog."""
         if self._recovering:
             return self._recoveries, self._recovering
         lock = self._call_lock
         return (lock.sequence, str(lock.call)) if lock.inside and not self._returned else None
 
     def give_up(self) -> bool:
-        """End the present call with an error. Returns False if that is impossible. For the watchdog."""
         return self._tolerance is not None and not self._recovering and self._tolerance.give_up()
 
     def _timeout_set(self, timeout: float) -> None:

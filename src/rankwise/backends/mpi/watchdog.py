@@ -10,30 +10,25 @@ import sys
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from types import TracebackType
-from typing import Protocol
 
+from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.comparing import log
 from rankwise.backends.mpi.fault_tolerance import REPORTS, Notices
 
 
-class Watched(Protocol):
-    """A communicator whose calls are watched. present_call: the number of its present call, and the call as text.
-
-    give_up: end the present call with an error; False if it cannot be ended.
-    """
+class Watched(OpenCommunicator):
+    """A communicator whose calls are watched."""
 
     @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def present_call(self) -> tuple[int, str] | None: ...
-    def give_up(self) -> bool: ...
+    @abstractmethod
+    def present_call(self) -> tuple[int, str] | None:
+        """The number of the call that this rank is in, and the call as text, or None."""
+
+    @abstractmethod
+    def give_up(self) -> bool:
+        """End the present call with an error. Returns False if that is impossible."""
 
 
 class Watchdog:
