@@ -60,8 +60,7 @@ class Notices:
         from mpi4py import MPI
 
         comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.comm = comm
-        self._error = MPI.Exception
+        self.mpi, self.comm = MPI, comm
         self._lock = threading.Lock()
         self._sent: list[Any] = []  # requests, which keep their messages alive
         self._received: dict[str, dict[int, dict[str, Any]]] = {}
@@ -69,17 +68,16 @@ class Notices:
 
     def world(self) -> tuple[MPI.Intracomm, FaultTolerance]:
         """A new communicator of all ranks of the job. Collective."""
-        from mpi4py import MPI
-
         self._worlds += 1
-        parent = FaultTolerance(MPI.COMM_WORLD, self, str(self._worlds))
-        comm = parent.make(MPI.COMM_WORLD.Dup)
+        world = self.mpi.COMM_WORLD
+        parent = FaultTolerance(world, self, str(self._worlds))
+        comm = parent.make(world.Dup)
         return comm, parent.part(comm)
 
     def send(self, ranks: Sequence[int], notice: dict[str, Any]) -> None:
         message = json.dumps(notice, default=str).encode()
         for rank in ranks:
-            with suppress(self._error):  # it is lost
+            with suppress(self.mpi.Exception):  # it is lost
                 self._sent.append(self.comm.Isend(message, rank, TAG))
 
     def received(self, ranks: Sequence[int], group: str) -> dict[int, dict[str, Any]]:
@@ -87,7 +85,7 @@ class Notices:
         with self._lock:
             self._sent = [request for request in self._sent if not self._complete(request)]
             for rank in ranks:
-                with suppress(self._error):
+                with suppress(self.mpi.Exception):
                     while self.comm.Iprobe(rank, TAG):
                         self._take(rank)
             return dict(self._received.get(group, {}))
@@ -95,15 +93,13 @@ class Notices:
     def _complete(self, request: Any) -> bool:
         try:
             return bool(request.Test())
-        except self._error:
+        except self.mpi.Exception:
             return True
 
     def _take(self, rank: int) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
+        status = self.mpi.Status()
         self.comm.Probe(rank, TAG, status)
-        message = bytearray(status.Get_count(MPI.BYTE))
+        message = bytearray(status.Get_count(self.mpi.BYTE))
         self.comm.Recv(message, rank, TAG)
         notice = json.loads(message)
         self._received.setdefault(notice["group"], {})[rank] = notice
@@ -122,19 +118,16 @@ class Notices:
     def finalize(self) -> None:
         """Call MPI's Finalize, unless a rank is lost, for which Open MPI would sometimes wait for ever."""
         import mpi4py
-        from mpi4py import MPI
 
         if not mpi4py.rc.finalize and not lost(self.comm):
-            MPI.Finalize()
+            self.mpi.Finalize()
 
 
 class FaultTolerance:
     """What ULFM does for one communicator of MPI, on which a group of rankwise with this name runs."""
 
     def __init__(self, comm: MPI.Intracomm, notices: Notices, name: str) -> None:
-        from mpi4py import MPI
-
-        self._mpi, self._comm, self._notices, self._name = MPI, comm, notices, name
+        self._mpi, self._comm, self._notices, self._name = notices.mpi, comm, notices, name
         self._rank = comm.rank
         self._world_ranks = list(comm.Get_group().Translate_ranks(None, notices.comm.Get_group()))
         self._others = [world for rank, world in enumerate(self._world_ranks) if rank != self._rank]
