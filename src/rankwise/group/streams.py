@@ -25,7 +25,7 @@ from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work, call_when_done
 from rankwise.group.base import nothing
-from rankwise.group.work import Pending
+from rankwise.group.work import Pending, raise_first
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -100,7 +100,8 @@ class StreamWork(Work[T]):
     def __init__(self, stream: Stream, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
         self._failures = stream._failures
-        self._raised = False  # the error has been raised to the caller
+        self.waited = False
+        """Whether `wait` has raised its error."""
         self._value: T
         self._error: BaseException | None = None
         self._task = stream._native.submit(self._run)
@@ -126,7 +127,7 @@ class StreamWork(Work[T]):
         """
         self._task.wait(None if timeout is None else check_wait(timeout))
         if self._error is not None:
-            self._raised = True
+            self.waited = True
             raise self._error
         return self._value
 
@@ -149,15 +150,9 @@ class _Failures:
         if len(self.works) > MOST_FAILURES:
             self.log_one()
 
-    def raise_first(self) -> None:
-        while self.works:
-            work = self.works.popleft()
-            if not work._raised:
-                work.wait()
-
     def log_one(self) -> None:
         work = self.works.popleft()
-        if not work._raised:
+        if not work.waited:
             _log().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=work._error)
 
     def log_all(self) -> None:
@@ -243,7 +238,7 @@ class Stream(Closeable):
             CollectiveTimeout: the time is over.
         """
         self._native.sync(None if timeout is None else check_wait(timeout))
-        self._failures.raise_first()
+        raise_first(self._failures.works)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give queued functions up to `timeout` seconds, then drop the rest. May be repeated.

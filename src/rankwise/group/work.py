@@ -58,10 +58,7 @@ class Pending:
     def raise_first(self) -> None:
         """Raise the first error of a completed work that has not been raised to the caller yet."""
         self.release_done()
-        while self.failed:
-            work = self.failed.popleft()
-            if not work.waited:
-                work.wait()
+        raise_first(self.failed)
 
     def failure(self, work: ArrayWork[Any]) -> None:
         """Record a failed work that was not waited for. The communicator itself logs what fails by closing."""
@@ -254,6 +251,14 @@ def wait_or_cancel(work: Work[T], timeout: float | None = None) -> T:
         work.cancel()
         raise
     return work.wait()  # it was complete before it could be cancelled
+
+
+def raise_first(failed: deque[Any]) -> None:
+    """Raise the first error of these works that has not been raised to the caller yet, and forget those before it."""
+    while failed:
+        work = failed.popleft()
+        if not work.waited:
+            work.wait()
 
 
 @public
