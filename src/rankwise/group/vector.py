@@ -50,7 +50,6 @@ class VectorCollectives(GroupBase):
         check_axis_0(given)
         if out is not None:
             buffers.check_rows(out, given)
-
         return self._run(partial(self._gather_rows, ALL_GATHER_V, given, out), given, async_op)
 
     @overload
@@ -76,18 +75,9 @@ class VectorCollectives(GroupBase):
         dst = self._rank(dst, "dst")
         given = source(x)
         check_axis_0(given)
-        if dst == self.rank:
-            if out is not None:
-                buffers.check_rows(out, given)
-            return self._run(partial(self._gather_rows, GATHER_V, given, out, dst), given, async_op)
-
-        def body() -> None:
-            counts = _elements(self._lengths(given), given)
-            self._collectives.run(
-                shaped(Call(GATHER_V, given.ptr, 0, 0, given.dtype, None, dst, counts), given.shape[1:])
-            )
-
-        return self._run(body, given, async_op)
+        if out is not None and dst == self.rank:
+            buffers.check_rows(out, given)
+        return self._run(partial(self._gather_rows, GATHER_V, given, out, dst), given, async_op)
 
     @overload
     def scatter_v(
@@ -273,17 +263,15 @@ class VectorCollectives(GroupBase):
         return self._run(body, given, async_op)
 
     def _gather_rows(self, operation: Operation, given: Buffer, out: Any, dst: int | None = None) -> Any:
-        """The body of all_gather_v, and of gather_v on `dst`."""
-        lengths = self._lengths(given)
+        """The body of gather_v, and of all_gather_v, for which dst is None."""
+        lengths = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
+        call = Call(operation, given.ptr, 0, 0, given.dtype, None, dst, _elements(lengths, given))
+        call = shaped(call, given.shape[1:])  # the shape of a row
+        if dst not in (None, self.rank):
+            return self._collectives.run(call)
         result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-        call = Call(operation, given.ptr, result.ptr, 0, given.dtype, None, dst, _elements(lengths, given))
-        self._collectives.run(shaped(call, given.shape[1:]))  # the shape of a row
+        self._collectives.run(call._replace(recv=result.ptr))
         return self._finished(result, refused)
-
-    def _lengths(self, given: Buffer) -> list[int]:
-        """The length of axis 0 on every rank."""
-        lengths: list[int] = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
-        return lengths
 
     def _counts(self, counts: Counts | None, given: Buffer) -> list[int]:
         """`counts`, checked: one int >= 0 for each rank, together the length of axis 0."""
