@@ -34,39 +34,36 @@ class FirstBlocks:
         self._collectives = complete(comm)
         self._block: Any = np.zeros(BLOCK, np.uint8)
         self._blocks: Any = np.zeros(BLOCK * comm.world_size, np.uint8)
-        self._gather = self._plan(ALL_GATHER, self._block, self._blocks)
-        self._broadcasts: dict[int, Callable[[], None]] = {}  # by src
-        self._scatters: dict[int, Callable[[], None]] = {}
+        self._plans: dict[tuple[Operation, int | None], Callable[[], None]] = {}  # by src
 
     def broadcast(self, parts: Parts | None, src: int) -> bytes | int:
         """parts: the object, on src; None elsewhere."""
-        if src not in self._broadcasts:
-            self._broadcasts[src] = self._plan(BROADCAST, self._block, self._block, src)
         if parts is not None:
             _write(self._block, 0, parts, length_of(parts))
-        self._broadcasts[src]()
+        self._run(BROADCAST, self._block, self._block, src)
         return _content(*_LAYOUT.unpack(self._block))
 
     def all_gather(self, parts: Parts) -> list[bytes | int]:
         """Returns what each rank's block holds."""
         _write(self._block, 0, parts, length_of(parts))
-        self._gather()
+        self._run(ALL_GATHER, self._block, self._blocks)
         return list(starmap(_content, _LAYOUT.iter_unpack(self._blocks)))
 
     def scatter(self, objects: Sequence[Parts], src: int) -> bytes | int:
         """objects: one for each rank, on src; none elsewhere."""
-        if src not in self._scatters:
-            self._scatters[src] = self._plan(SCATTER, self._blocks, self._block, src)
         if objects:
             longest = max(map(length_of, objects))
             for rank, parts in enumerate(objects):
                 _write(self._blocks, rank * BLOCK, parts, longest)
-        self._scatters[src]()
+        self._run(SCATTER, self._blocks, self._block, src)
         return _content(*_LAYOUT.unpack(self._block))
 
-    def _plan(self, operation: Operation, send: Any, recv: Any, root: int | None = None) -> Callable[[], None]:
-        call = Call(operation, address(send), address(recv), BLOCK, DType.U8, None, root)
-        return self._collectives.plan(call)
+    def _run(self, operation: Operation, send: Any, recv: Any, src: int | None = None) -> None:
+        plan = self._plans.get((operation, src))
+        if plan is None:
+            call = Call(operation, address(send), address(recv), BLOCK, DType.U8, None, src)
+            plan = self._plans[operation, src] = self._collectives.plan(call)
+        plan()
 
 
 def _write(memory: Any, at: int, parts: Parts, longest: int) -> None:
