@@ -7,26 +7,30 @@ from functools import partial
 from typing import Any
 
 from rankwise._native import PlainArrays
-from rankwise.contract.communicator import Collectives, Communicator
-from rankwise.contract.operations import BY_NAME, Call
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    Call,
+    Operation,
+)
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType, ReduceOp
 
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+COLLECTIVES = (ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL)
+"""In the order in which native code expects them."""
 
 
-class _Described(Collectives):
-    """The collectives of a communicator, of an array of this shape, which the ranks compare."""
-
-    def __init__(self, run: Callable[[Call], None], shape: tuple[int, ...] | None) -> None:
-        self._run, self._shape = run, shape
-
-    def run(self, call: Call) -> None:
-        self._run(call._replace(shape=self._shape))
-
-
-def _described(run: Callable[[Call], None], name: str, *args: Any) -> None:
-    getattr(_Described(run, args[-1]), name)(*args[:-1])
+def _described(run: Callable[[Call], None], operation: Operation, *args: Any) -> None:
+    """A collective of an array whose shape the ranks compare. args: those of its method, and the shape."""
+    call = Call(operation, shape=args[-1], **dict(zip(operation.takes, args, strict=False)))
+    run(call if "recv" in operation.takes else call._replace(recv=call.send))
 
 
 class _Plain(PlainArrays, Shortcuts):
@@ -36,29 +40,23 @@ class _Plain(PlainArrays, Shortcuts):
 class _Announcing(_Plain):
     """The shortcuts of a communicator that announces the array of a scatter faster than by a broadcast."""
 
-    def __init__(self, announce: Callable[[Any, int, int, int], bytes | None], *args: Any) -> None:
-        super().__init__(*args)
-        self._announce = announce
-
-    def announce_array(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        return self._announce(header, send, recv, src)
-
     def scatter_array(self, *args: Any) -> bool:
         return False  # the general path announces the array
 
 
 def _planned(comm: Communicator, method: int, send: int, recv: int, nbytes: int, root: int) -> Callable[[], None]:
-    operation = BY_NAME[COLLECTIVES[method]]
-    return comm.plan(Call(operation, send, recv, nbytes, DType.U8, None, root if root >= 0 else None))
+    return comm.plan(Call(COLLECTIVES[method], send, recv, nbytes, DType.U8, None, root if root >= 0 else None))
 
 
 def plain_arrays(comm: Communicator) -> Shortcuts:
     """Shortcuts that check the arrays in native code. The communicator must be blocking."""
     shapes = getattr(comm, "checks", True)  # the ranks compare their calls, so the shapes matter
-    collectives = (partial(_described, comm.run, name) if shapes else getattr(comm, name) for name in COLLECTIVES)
+    collectives = (partial(_described, comm.run, each) if shapes else getattr(comm, each.name) for each in COLLECTIVES)
     methods = (*collectives, comm.send_now, comm.recv_now, comm.call, partial(_planned, comm))
     args = comm.rank, comm.world_size, methods, shapes, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:
         return _Plain(*args)
-    return _Announcing(announce, *args)
+    announcing = _Announcing(*args)
+    announcing.announce_array = announce
+    return announcing
