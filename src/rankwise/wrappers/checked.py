@@ -34,29 +34,25 @@ class CheckedCommunicator(ComparingCommunicator):
     # ---- point-to-point ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_failed()
+        self._check_refusal()
         return self._inner.send(ptr, count, dtype, dest, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_failed()
+        self._check_refusal()
         return self._inner.recv(ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        self._check_failed()
+        self._check_refusal()
         return self._inner.probe(src, tag)
 
     def take(self, src: int, tag: int) -> Taken | None:
-        self._check_failed()
+        self._check_refusal()
         return self._inner.take(src, tag)
 
     def sync(self) -> None:
         self._drain()
-        self._check_failed()
+        self._check_refusal()
         self._inner.sync()
-
-    def _check_failed(self) -> None:
-        if self._refusal is not None:
-            raise self._refused()
 
     # ---- collectives ----
 

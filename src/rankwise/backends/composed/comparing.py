@@ -117,8 +117,7 @@ class ComparingCommunicator(OpenCommunicator):
             self._queue.drain()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
-        if self._refusal is not None:
-            raise self._refused()
+        self._check_refusal()
         return self._queue.put(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> OpenCommunicator | None:
@@ -290,6 +289,10 @@ class ComparingCommunicator(OpenCommunicator):
         if self._refusal is None:
             self._refusal = error
             self._failed(error, known_to_all=known_to_all)
+
+    def _check_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refused()
 
     def _refused(self) -> RankwiseError:
         """The error that every call raises from now on, as a new object."""

@@ -173,8 +173,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def sync(self) -> None:
         self._drain()
-        if self._refusal is not None:
-            raise self._refused()
+        self._check_refusal()
         self._channel.sync()
 
     # ---- moves ----

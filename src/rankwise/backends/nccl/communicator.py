@@ -207,8 +207,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _check_failure(self) -> None:
         """Raise the error if something has failed."""
-        if self._refusal is not None:
-            raise self._refused()
+        self._check_refusal()
         status = self._nccl.comm_get_async_error(self._comm)
         if int(status) not in (0, _IN_PROGRESS):
             self._fail(self._async_error(int(status)))
