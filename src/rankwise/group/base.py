@@ -130,6 +130,12 @@ class GroupBase:
                 "copy the array to the host first, or open the group with backend='nccl'",
             )
 
+    def _check_receive(self, buffer: Buffer, src: int | None, tag: int) -> None:
+        """Raise UnsupportedError if the communicator cannot receive such a message into the buffer."""
+        if src is not None and ANY in (src, tag) and not self.comm.any_source:
+            raise UnsupportedError("recv from any rank or with any tag", self.comm.backend)
+        self._check_memory(buffer)
+
     def _receive(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
         """Start to receive a message of the buffer's length and dtype."""
         if self._queue is not None:

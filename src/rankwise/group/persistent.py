@@ -11,8 +11,6 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY, hold
 from rankwise.arrays.ops import Op
-from rankwise.contract.errors import UnsupportedError
-from rankwise.contract.message import ANY
 from rankwise.contract.operations import ALL_REDUCE, BROADCAST, Call
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing, shaped
@@ -120,8 +118,7 @@ class PersistentOperations(GroupBase):
             [4.0]
         """
         buffer, wanted, number = _lasting(x), self._source(src), label(tag)
-        if wanted is not None and ANY in (wanted, number) and not self.comm.any_source:
-            raise UnsupportedError("recv from any rank or with any tag", self.comm.backend)
+        self._check_receive(buffer, wanted, number)
         return self._message_plan(buffer, False, wanted, number)
 
     def _message_plan(self, buffer: Buffer, sends: bool, peer: int | None, tag: int) -> MessagePlan:
