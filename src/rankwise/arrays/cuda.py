@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import sys
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -108,8 +110,6 @@ def _library(x: Any) -> Any:
 
 
 def _contiguous(shape: Shape, itemsize: int) -> tuple[int, ...]:
-    strides, step = [], itemsize
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
+    """The strides of contiguous memory."""
+    *strides, _whole = accumulate(reversed(shape), operator.mul, initial=itemsize)
     return tuple(reversed(strides))
