@@ -28,6 +28,7 @@ from rankwise.system.shared_pages import no_room, take_pages
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SLOTS = 2
+_NUMBER, _LENGTH = 0, 1
 _MAGIC = 0x3165746174736B72  # "rkstate1"
 _PAGE = 4096
 _PIECE = 1 << 20  # bytes of one slot's objects before the other slot's
@@ -66,7 +67,9 @@ class CommitMemory:
             take_pages(self._fd, self._objects, available_memory(), _USER)
         self._memory = mmap.mmap(self._fd, self._objects, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         whole = np.frombuffer(self._memory, np.uint8)
-        self._header = whole[:_PAGE].view(np.uint64)
+        header = whole[:_PAGE].view(np.uint64)
+        self._slots = header[2 : 2 + 2 * SLOTS].reshape(SLOTS, 2)
+        """By slot: the number of its commit + 1, at _NUMBER, and the bytes of its objects, at _LENGTH."""
         self.arrays: list[list[Bytes]] = [
             [whole[slot + place : slot + place + size] for place, size in zip(places, sizes, strict=True)]
             for slot in slots
@@ -74,8 +77,8 @@ class CommitMemory:
         """For each slot its arrays, as bytes."""
         if found is None:
             whole[_PAGE : _PAGE + len(description)] = np.frombuffer(description, np.uint8)
-            self._header[1] = len(description)
-            self._header[0] = _MAGIC
+            header[1] = len(description)
+            header[0] = _MAGIC
 
     def _found(self) -> bytes | None:
         """The description of the slots that the file has, or None if it has none."""
@@ -87,14 +90,14 @@ class CommitMemory:
 
     def commits(self) -> dict[int, int]:
         """{number of a commit: its slot}, at most two, the newest first."""
-        numbers = {int(self._header[_number(slot)]) - 1: slot for slot in range(SLOTS)}
+        numbers = {int(self._slots[slot, _NUMBER]) - 1: slot for slot in range(SLOTS)}
         return {number: numbers[number] for number in sorted(numbers, reverse=True) if number >= 0}
 
     def begin(self) -> int:
         """Empty the slot that the next commit is to fill, and return it: an empty one, or the older commit's."""
         filled = list(self.commits().values())
         slot = filled[-1] if len(filled) == SLOTS else next(slot for slot in range(SLOTS) if slot not in filled)
-        self._header[_number(slot)] = 0
+        self._slots[slot, _NUMBER] = 0
         return slot
 
     def end(self, slot: int, number: int, objects: bytes) -> None:
@@ -109,12 +112,12 @@ class CommitMemory:
             self._longest[slot] = len(objects)
         for at in range(0, len(objects), _PIECE):
             _write(self._fd, memoryview(objects)[at : at + _PIECE], self._place(slot, at))
-        self._header[_length(slot)] = len(objects)
-        self._header[_number(slot)] = number + 1
+        self._slots[slot, _LENGTH] = len(objects)
+        self._slots[slot, _NUMBER] = number + 1
 
     def objects(self, slot: int) -> bytes:
         """The objects of a slot's commit."""
-        length = int(self._header[_length(slot)])
+        length = int(self._slots[slot, _LENGTH])
         pieces = [
             os.pread(self._fd, min(_PIECE, length - at), self._place(slot, at)) for at in range(0, length, _PIECE)
         ]
@@ -124,7 +127,7 @@ class CommitMemory:
         """Empty the slots of newer commits."""
         for newer, slot in self.commits().items():
             if newer > number:
-                self._header[_number(slot)] = 0
+                self._slots[slot, _NUMBER] = 0
 
     def discard(self) -> None:
         """Give the memory back, and with it the commits. This object must not be used afterwards."""
@@ -132,21 +135,11 @@ class CommitMemory:
         os.ftruncate(self._fd, 0)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module may be gone by then
-        if hasattr(self, "_header"):  # else __init__ has failed, and closed it
+        if hasattr(self, "_slots"):  # else __init__ has failed, and closed it
             close(self._fd)
 
     def _place(self, slot: int, at: int) -> int:
         return self._objects + (at // _PIECE * SLOTS + slot) * _PIECE
-
-
-def _number(slot: int) -> int:
-    """Where the header has the number of a slot's commit, + 1."""
-    return 2 + 2 * slot
-
-
-def _length(slot: int) -> int:
-    """Where the header has the bytes of a slot's objects."""
-    return 3 + 2 * slot
 
 
 def _round_up(size: int, to: int) -> int:

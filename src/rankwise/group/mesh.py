@@ -81,10 +81,9 @@ class Mesh(Closeable):
         )
 
     def __getattr__(self, name: str) -> Group:
-        groups = self.__dict__.get("_groups", {})
+        groups: dict[tuple[str, ...], Group] = self.__dict__.get("_groups", {})
         if (name,) in groups:
-            found: Group = groups[name,]
-            return found
+            return groups[name,]
         if (advice := MESH.get(name.replace("_", "").lower())) is not None:
             raise AttributeError(f"'Mesh' object has no attribute {name!r}: {advice}", name=name)
         raise AttributeError(f"the mesh has no axis {name!r}; its axes are {', '.join(self.__dict__.get('axes', ()))}")

@@ -100,8 +100,7 @@ def take(ticket: tuple[str, str], deadline: float) -> int:
 def user_of(connection: socket.socket) -> int:
     """The user of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
