@@ -13,8 +13,6 @@ from rankwise.contract.work import Work
 class Task(Work[None]):
     """A function in a WorkQueue. `wait` raises what it raised."""
 
-    __slots__ = ("_error", "_function", "_over", "_thread")
-
     def __init__(self, function: Callable[[], None], thread: threading.Thread) -> None:
         self._function: Callable[[], None] | None = function
         self._thread = thread

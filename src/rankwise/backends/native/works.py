@@ -18,8 +18,6 @@ Arrival.register(_native.Request)
 class EngineCall(Work[None]):
     """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
 
-    __slots__ = ("_error", "_function", "_over", "_task")
-
     def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function
         self._error: BaseException | None = None
