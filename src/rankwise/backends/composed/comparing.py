@@ -77,7 +77,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     @property
     def shortcuts(self) -> Shortcuts:
-        return plain_arrays(self)
+        return plain_arrays(self) if self.blocking else Shortcuts()
 
     @property
     def timeout(self) -> float:

@@ -43,7 +43,6 @@ from rankwise.contract.errors import (
 from rankwise.contract.job import Job
 from rankwise.contract.message import Taken
 from rankwise.contract.operations import Call
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Completed, Work
 from rankwise.system.settings import Settings
@@ -150,10 +149,6 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _timeout_set(self, timeout: float) -> None:
         self._side.timeout = timeout
-
-    @property
-    def shortcuts(self) -> Shortcuts:
-        return Shortcuts()
 
     # ---- completion ----
 
