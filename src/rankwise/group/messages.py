@@ -19,6 +19,7 @@ from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.object_block import assemble, parts_of, read
 from rankwise.group.p2p import ReceiveWork
+from rankwise.group.receives import array_over
 from rankwise.group.related import Related
 from rankwise.group.work import ArrayWork, wait_or_cancel
 
@@ -86,7 +87,7 @@ class Messages(GroupBase):
             found = self.arrivals.recv_any_plain(src, tag, timeout)
             if found is not NotImplemented:
                 block, sender, label_, code = found
-                return Received(_array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
+                return Received(array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
         wanted, kind = (None, NUMPY) if dtype is None else buffers.dtype_argument(dtype)
         source, number = self._source(src), label(tag)
         if source is None:
@@ -239,11 +240,6 @@ class Messages(GroupBase):
             return reads(receive.memory(), receive.source)
 
         return ReceiveWork(receive, finish, self.pending, self, source, number)
-
-
-def _array_over(block: Any, dtype: Any) -> Any:
-    """A one-dimensional array over the bytes of a block."""
-    return np.frombuffer(block, dtype) if len(block) else np.empty(0, dtype)
 
 
 def _read_plain(block: Any, rank: int) -> Any:

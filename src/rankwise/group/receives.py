@@ -195,7 +195,7 @@ class QueuedReceive(Arrival):
 
     def memory(self) -> Any:
         assert self.taken is not None
-        return content(self.taken) if self._operation == "recv_object" else _array(self.taken)
+        return content(self.taken) if self._operation == "recv_object" else array_over(self.taken.memory, np.uint8)
 
     def done(self) -> bool:
         self._progress()
@@ -266,7 +266,7 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
                 f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
         room = buffer.kind.staged(buffer)
-        ctypes.memmove(room.ptr, address(_array(taken)), room.nbytes)
+        ctypes.memmove(room.ptr, address(array_over(taken.memory, np.uint8)), room.nbytes)
         if room is not buffer:
             room.finish()
 
@@ -298,9 +298,9 @@ def content(taken: Taken) -> Any:
     return memoryview(taken.memory)[_HEAD:]
 
 
-def _array(taken: Taken) -> Any:
-    """The message's bytes as an array."""
-    return np.frombuffer(taken.memory, np.uint8) if len(taken.memory) else np.empty(0, np.uint8)
+def array_over(memory: Any, dtype: Any) -> Any:
+    """A one-dimensional array over a message's bytes."""
+    return np.frombuffer(memory, dtype) if len(memory) else np.empty(0, dtype)
 
 
 def _check_object(taken: Taken) -> None:

@@ -247,7 +247,8 @@ class GradientReducer:
                 raise ValueError(f"i={i}: this parameter was already marked; wait_and_unpack() ends the step")
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
-                fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], _plain(grad))
+                plain = grad.detach() if hasattr(grad, "detach") else grad  # without its autograd history
+                fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], plain)
                 if lend and self._on_host() and not self._no_sync:
                     bucket.deferred.append(fill)
                 else:
@@ -368,8 +369,3 @@ class GradientReducer:
 
 def _copy(view: Any, content: Any) -> None:
     view[...] = content
-
-
-def _plain(grad: Any) -> Any:
-    """The gradient without its autograd history."""
-    return grad.detach() if hasattr(grad, "detach") else grad
