@@ -69,8 +69,4 @@ def _by_dlpack(x: Any, name: str, write: bool) -> Buffer:
     if not write:
         return of_view(x, view, name, write, kind)
     check_dtype(view, name)
-    return plain(room_for(view), None, getattr(kind, "give", _same), kind, view)
-
-
-def _same(array: Any) -> Any:
-    return array
+    return plain(room_for(view), None, getattr(kind, "give", np.asarray), kind, view)

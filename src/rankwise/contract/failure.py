@@ -120,11 +120,12 @@ def text(failure: Failure) -> str:
         return "\n".join(lines) + stacks.in_words({rank: at.stack for rank, at in ranks if at.stack})
     if failure.kind == MISMATCH:
         different = differences({rank: at.call for rank, at in ranks})
+        marks = {rank: f"   <-- other {what}" for rank, what in different.items()}
         lines = [
             "the ranks called different operations"
             + (f" (operation #{failure.sequence})" if failure.sequence >= 0 else "")
         ]
-        lines += [f"  rank {rank}: {at.text}{_marked(different.get(rank, ''))}" for rank, at in ranks]
+        lines += [f"  rank {rank}: {at.text}{marks.get(rank, '')}" for rank, at in ranks]
         return "\n".join(lines)
     return failure.message
 
@@ -151,7 +152,3 @@ def differences(calls: Mapping[int, str]) -> dict[int, str]:
 def _arguments(call: str) -> dict[str, str]:
     operation, _, arguments = call.partition("(")
     return {"operation": operation} | dict(re.findall(r"(\w+)=(\[.*?\]|\(.*?\)|[^,()]+)", arguments))
-
-
-def _marked(different: str) -> str:
-    return f"   <-- other {different}" if different else ""

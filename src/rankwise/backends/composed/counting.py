@@ -22,10 +22,7 @@ def message(
 def moved(operation: str, nbytes: int) -> None:
     """Add the bytes of an operation that has been counted without them."""
     if measuring.measurements:
-        counted(operation, 0, nbytes, _nothing)
-
-
-def _nothing() -> None: ...
+        counted(operation, 0, nbytes, lambda: None)
 
 
 def waits(function: Callable[..., None], *args: Any) -> None:

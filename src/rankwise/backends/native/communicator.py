@@ -219,13 +219,12 @@ def join(
     """
     settings = Settings.read()
     forced = settings.algorithms if algorithms is None else algorithms
-    pairs = [*forced.items()]
     thresholds = _thresholds(tuning, settings.tuning) if segment.world_size > 1 else []
     comm = segment.join(
         rank,
         timeout,
         process,
-        pairs,
+        [*forced.items()],
         settings.oversubscribed,
         settings.direct,
         backend,
