@@ -90,7 +90,24 @@ class Work(ABC, Generic[T]):
         is no order between them. What the function raises is logged. The wait has no limit: a message that never comes
         fails the operation only when its group is closed.
         """
-        call_when_done(self, function, self._settle)
+
+        def call() -> None:
+            try:
+                function(self)
+            except Exception:
+                import logging  # slow to import, and seldom needed
+
+                logging.getLogger("rankwise").exception("a callback of %r failed", self)
+
+        def wait_and_call() -> None:
+            while not self.done():
+                _raised_by(self._settle, _PERIOD)
+            call()
+
+        if self.done():
+            call()
+        else:
+            _in_a_thread(wait_and_call)
 
     def _settle(self, timeout: float) -> object:
         """Wait until the operation has ended, at most so long, without counting as a `wait` that raises its error."""
@@ -156,28 +173,6 @@ class Completed(Work[None]):
 
 COMPLETE = Completed()
 """An operation that is complete, without an error. Code that receives this object may skip calling its methods."""
-
-
-def call_when_done(work: W, function: Callable[[W], object], wait: Callable[[float], object]) -> None:
-    """`Work.add_done_callback`. wait: waits for the operation, so many seconds, without effect on the Work."""
-
-    def call() -> None:
-        try:
-            function(work)
-        except Exception:
-            import logging  # slow to import, and seldom needed
-
-            logging.getLogger("rankwise").exception("a callback of %r failed", work)
-
-    def wait_and_call() -> None:
-        while not work.done():
-            _raised_by(wait, _PERIOD)
-        call()
-
-    if work.done():
-        call()
-    else:
-        _in_a_thread(wait_and_call)
 
 
 _PERIOD = 1.0  # seconds between two checks whether another thread has cancelled the Work

@@ -23,7 +23,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.timeouts import check_wait
-from rankwise.contract.work import Work, call_when_done
+from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.work import Pending, raise_first
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from logging import Logger
 
 T = TypeVar("T")
-W = TypeVar("W", bound="StreamWork[Any]")
 
 MOST_FAILURES = 100  # failures that one stream keeps until `synchronize` raises them; older ones are logged
 
@@ -134,8 +133,8 @@ class StreamWork(Work[T]):
     def done(self) -> bool:
         return self._task.done()
 
-    def add_done_callback(self: W, function: Callable[[W], object]) -> None:
-        call_when_done(self, function, self._task.wait)  # this Work's `wait` counts as having raised its error
+    def _settle(self, timeout: float) -> None:
+        self._task.wait(timeout)
 
 
 class _Failures:
