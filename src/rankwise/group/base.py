@@ -257,9 +257,11 @@ def integer_64(value: int, name: str) -> int:
     return number
 
 
-def check_axis_0(given: Buffer) -> None:
+def check_axis_0(given: Buffer) -> Buffer:
+    """The same Buffer, if it has an axis 0."""
     if not given.shape:
         raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
+    return given
 
 
 def split_counts(shape: Shape, parts: int) -> list[int]:

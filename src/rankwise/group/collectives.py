@@ -262,8 +262,7 @@ class Collectives(GroupBase):
         src = self._rank(src, "src")
         given = None
         if src == self.rank:
-            given = source(x)
-            check_axis_0(given)
+            given = check_axis_0(source(x))
             result = buffers.result(out, self._part(given.shape), given)
 
             def body() -> Any:
@@ -336,13 +335,11 @@ class Collectives(GroupBase):
         """
         if not async_op and self._shortcuts.reduce_scatter_array(x, op, out):
             return out
-        given = source(x)
+        given = check_axis_0(source(x))
         if ops.is_composed(op):
-            check_axis_0(given)
             rows = divided(given.shape[0], self.world_size)
             return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
         reduce_op = ops.resolve(op, given.dtype)
-        check_axis_0(given)
         result = buffers.result(out, self._part(given.shape), given)
         if given.shape[0] % self.world_size == 0:
             call = Call(REDUCE_SCATTER, given.ptr, result.ptr, result.count, given.dtype, reduce_op)
@@ -380,8 +377,7 @@ class Collectives(GroupBase):
         """
         if not async_op and self._shortcuts.all_to_all_array(x, out):
             return out
-        given = source(x)
-        check_axis_0(given)
+        given = check_axis_0(source(x))
         world = self.world_size
         own = self._part(given.shape)
         result = buffers.result(out, (own[0] * world, *own[1:]), given)

@@ -46,8 +46,7 @@ class VectorCollectives(GroupBase):
             >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
             [0, 1, 1]
         """
-        given = source(x)
-        check_axis_0(given)
+        given = check_axis_0(source(x))
         if out is not None:
             buffers.check_rows(out, given)
         return self._run(partial(self._gather_rows, ALL_GATHER_V, given, out), given, async_op)
@@ -73,8 +72,7 @@ class VectorCollectives(GroupBase):
             [0, 0, 1]
         """
         dst = self._rank(dst, "dst")
-        given = source(x)
-        check_axis_0(given)
+        given = check_axis_0(source(x))
         if out is not None and dst == self.rank:
             buffers.check_rows(out, given)
         return self._run(partial(self._gather_rows, GATHER_V, given, out, dst), given, async_op)
@@ -143,8 +141,7 @@ class VectorCollectives(GroupBase):
         src = self._rank(src, "src")
         given = None
         if src == self.rank:
-            given = source(x)
-            check_axis_0(given)
+            given = check_axis_0(source(x))
             rows = self._counts(counts, given)
             result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
 
@@ -205,8 +202,7 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
             True
         """
-        given = source(x)
-        check_axis_0(given)
+        given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if ops.is_composed(op):
             return self._run(composed_ops.reduce_scatter(self, given, op, rows, out), given, async_op)
@@ -246,8 +242,7 @@ class VectorCollectives(GroupBase):
             >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
             True
         """
-        given = source(x)
-        check_axis_0(given)
+        given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if out is not None:
             buffers.check_rows(out, given)
