@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
 
@@ -18,65 +19,72 @@ CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared,
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
 
 
-class Outcome(Protocol):
-    """What came of a rank's call: a result, an error, or the loss of the rank."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a rank's call: a result, an error, or the loss of the rank.
 
-    @property
-    def rank(self) -> int: ...
+    result: returns what the function returned, or raises TypeError if that has not survived the way here. error: of a
+    call that failed. lost: whether the error is the loss of the rank. group_failed: whether there is a result although
+    an operation of a group has failed.
+    """
 
-    @property
-    def failed(self) -> bool:
-        """Whether there is no result."""
-
-    @property
-    def group_failed(self) -> bool:
-        """Whether there is a result although an operation of a group has failed."""
-
-    @property
-    def lost(self) -> PeerLostError | None:
-        """The error, if the rank was lost."""
-
-    def error(self) -> Exception:
-        """The error of a call that failed."""
-
-    def result(self) -> Any:
-        """What the function returned. Raises TypeError if that has not survived the way here."""
+    rank: int
+    result: Callable[[], Any]
+    error: Exception | None = None
+    lost: bool = False
+    group_failed: bool = False
 
 
-class Ranks(Protocol):
-    """The ranks of a pool, as the dealer sees them; they call its methods `deal` to `broke`."""
+class Ranks(ABC):
+    """The ranks of a pool, as the dealer sees them; they call its methods `deal` to `broke`.
+
+    `here`, `receive` and `interrupt` do nothing for ranks of which something else takes care: a launcher that writes
+    their output and passes Ctrl-C on, a thread that receives all answers.
+    """
 
     n: int
+    dealer: Dealer
 
-    def here(self) -> None:
+    @abstractmethod
+    def start(self, dealer: Dealer) -> None:
+        """Make the ranks ready for calls; raises the error if that fails."""
+
+    def here(self) -> None:  # noqa: B027 - does nothing by default
         """Output of the ranks goes to where this thread writes now."""
 
+    @abstractmethod
     def wake(self) -> None:
         """Call `deal`, and end the ranks if it says so."""
 
+    @abstractmethod
     def packed(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
     ) -> Any:
         """A call as the ranks take it. given: the user's function, which fn may be or call."""
 
+    @abstractmethod
     def send_task(self, rank: int, task: Task) -> None:
         """Let a free rank make the call of a task; called by `deal`. A loss of the rank is reported later."""
 
-    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+    def receive(self, future: TaskFuture, timeout: float | None) -> None:  # noqa: B027 - does nothing by default
         """If this task runs, its answer may be received in this thread, which waits for it."""
 
+    @abstractmethod
     def call(self, call: Any) -> Sequence[Outcome]:
         """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""
 
+    @abstractmethod
     def meet(self, call: Any) -> Sequence[Outcome]:
         """Let all ranks make a group anew, for this call."""
 
-    def interrupt(self, ranks: Collection[int]) -> None:
+    def interrupt(self, ranks: Collection[int]) -> None:  # noqa: B027 - does nothing by default
         """Interrupt the calls of these ranks."""
 
     def check(self) -> str:
         """After a call on all ranks: how their collectives differ or failed without an error, or ""."""
+        return ""
 
+    @abstractmethod
     def close(self, *, now: bool) -> None:
         """Wait until the ranks have ended. now: also if they are in a call."""
 
@@ -291,7 +299,7 @@ class Dealer:
             begin = time.monotonic()
             outcomes = self.ranks.call(call)
             short = time.monotonic() - begin < CHECKED * self.ranks.n  # then a later collective finds a difference
-            failed = [outcome for outcome in outcomes if outcome.failed]
+            failed = [outcome for outcome in outcomes if outcome.error is not None]
             why = "" if failed or short else self.ranks.check()
             well = not (failed or why or any(outcome.group_failed for outcome in outcomes))
         finally:
@@ -313,7 +321,7 @@ class Dealer:
             self._wait_for_all(turn)
             self._stale, met = False, False
             try:
-                failed = [outcome for outcome in self.ranks.meet(call) if outcome.failed]
+                failed = [outcome for outcome in self.ranks.meet(call) if outcome.error is not None]
                 met = not failed
             finally:  # Ctrl-C may have ended it
                 self._stale = self._stale or not met
@@ -324,15 +332,15 @@ class Dealer:
 
 def _to_blame(failed: Sequence[Outcome]) -> Exception:
     """The first error that does not merely follow from that of another rank, or from its loss."""
-    errors = [outcome.error() for outcome in failed]
+    errors = [outcome.error for outcome in failed if outcome.error is not None]
     own = [error for error in errors if not isinstance(error, PeerLostError) and type(error) is not RankwiseError]
-    lost = [outcome.lost for outcome in failed if outcome.lost is not None]
+    lost = [outcome.error for outcome in failed if outcome.lost and outcome.error is not None]
     return [*own, *lost, *errors][0]
 
 
 def _settle(future: TaskFuture, outcome: Outcome) -> None:
-    if outcome.failed:
-        future.set_exception(outcome.error())
+    if outcome.error is not None:
+        future.set_exception(outcome.error)
         return
     try:
         result = outcome.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +13,8 @@ from rankwise.contract.message import ANY
 from rankwise.group import default_group
 from rankwise.group.group import Group
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Task, TaskFuture
-from rankwise.pool.pickled import Call, Outcome, Packer
+from rankwise.pool.dealer import Dealer, Outcome, Task
+from rankwise.pool.pickled import Call, PickledRanks, outcome
 from rankwise.pool.serving import Server
 
 ENDLESS = 1e9  # seconds for which a rank waits for a call, or for the end of one
@@ -24,26 +23,23 @@ CALLS, TASKS = 1, 2  # the tags of replies
 _STOP = b"Z"
 
 
-class Members(Packer):
+class Members(PickledRanks):
     """The ranks of `group` but for rank 0; collective. The pool numbers them from 0.
 
     On rank 0 it is what a dealer needs. A thread receives the results of tasks; it waits for a message only while a
-    task runs.
+    task runs. The launcher writes the ranks' output, and passes Ctrl-C on to all of them.
     """
 
     def __init__(self, group: Group, timeout: float | None) -> None:
         if group.world_size < 2:
             raise ValueError("group: it has one rank, which would have nobody to call; expected at least 2 ranks")
-        super().__init__()
-        self.n = group.world_size - 1
-        self.dealer: Dealer
+        super().__init__(group.world_size - 1)
         self._group = group
         self._control = group.dup("pool")
         self._control.timeout = ENDLESS
         self._members = group.split(None if group.rank == 0 else 0, name="ranks of the pool")
         if self._members is not None and timeout is not None:
             self._members.timeout = timeout
-        self._paths: list[list[str] | None] = [None] * self.n
         self._running = threading.Semaphore(0)  # the tasks whose replies have not come
         self._ended = False
         self._thread = threading.Thread(target=self._receive, name="rankwise pool", daemon=True)
@@ -56,9 +52,6 @@ class Members(Packer):
             dealer.joined(rank)
         self._thread.start()
 
-    def here(self) -> None:
-        """Their launcher writes the ranks' output."""
-
     def wake(self) -> None:
         if self.dealer.deal():
             self._stop()
@@ -68,29 +61,14 @@ class Members(Packer):
             self._send(rank, wire.TASK, task.call)
         self._running.release()
 
-    def receive(self, future: TaskFuture, timeout: float | None) -> None:
-        """The pool's thread receives all answers."""
-
-    def call(self, call: Call) -> list[Outcome]:
-        return self._call(wire.CALL, call)
-
-    def meet(self, call: Call) -> list[Outcome]:
-        return self._call(wire.MEET, Call([b""], call.path))
-
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         try:
             for rank in range(self.n):
                 self._send(rank, kind, call)
-            return [Outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
+            return [outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
         except BaseException as error:  # a rank is lost, or Ctrl-C: the replies that may still come fit no later call
             self.dealer.broke(error)
             raise
-
-    def interrupt(self, ranks: Iterable[int]) -> None:
-        """The launcher passes Ctrl-C on to all ranks."""
-
-    def check(self) -> str:
-        return ""
 
     def close(self, *, now: bool) -> None:
         self._stop()
@@ -107,9 +85,7 @@ class Members(Packer):
             self._running.release()
 
     def _send(self, rank: int, kind: bytes, call: Call) -> None:
-        new = b"" if self._paths[rank] is call.path else wire.packed(call.path)[0]
-        self._paths[rank] = call.path
-        self._control.send_object((kind, [new, *map(_array, call.parts)]), rank + 1)
+        self._control.send_object((kind, [*map(_array, self._message(rank, call))]), rank + 1)
 
     def _receive(self) -> None:
         while True:
@@ -117,11 +93,11 @@ class Members(Packer):
             if self._ended:
                 return
             try:
-                outcome = Outcome(*self._control.recv_object(ANY, TASKS))
+                found = outcome(*self._control.recv_object(ANY, TASKS))
             except BaseException as error:  # noqa: BLE001 - whoever waits for a task raises it
                 self.dealer.broke(error)
                 return
-            self.dealer.answered(outcome)
+            self.dealer.answered(found)
             self.wake()
 
     # ---- on the others ----

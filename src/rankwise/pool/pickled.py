@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankwise.contract.errors import PeerLostError, as_exception
+from rankwise.contract.errors import as_exception
 from rankwise.launch.spawn import module_path, raised_on, unpickled
 from rankwise.launch.spawn_worker import CANNOT_TRAVEL, pickler
 from rankwise.pool import wire
+from rankwise.pool.dealer import Outcome, Ranks
 
 
 class Call(NamedTuple):
@@ -21,37 +23,39 @@ class Call(NamedTuple):
     path: list[str]
 
 
-@dataclass
-class Outcome:
-    """What came of a rank's call: its reply, or the loss of the rank. It is the dealer's Outcome."""
+def outcome(rank: int, kind: bytes, parts: wire.Parts) -> Outcome:
+    """What came of a rank's call, from its reply."""
 
-    rank: int
-    kind: bytes = b""
-    parts: Sequence[Any] = ()
-    lost: PeerLostError | None = None
+    def result() -> Any:
+        return unpickled(partial(wire.unpacked, parts), f"the result of rank {rank}")
 
-    @property
-    def failed(self) -> bool:
-        return self.lost is not None or self.kind == wire.ERROR
-
-    @property
-    def group_failed(self) -> bool:
-        return self.kind == wire.FAILED_GROUP
-
-    def error(self) -> Exception:
-        if self.lost is not None:
-            return self.lost
-        return as_exception(self.rank, raised_on(self.rank, self.parts[0]))
-
-    def result(self) -> Any:
-        return unpickled(partial(wire.unpacked, self.parts), f"the result of rank {self.rank}")
+    error = as_exception(rank, raised_on(rank, parts[0])) if kind == wire.ERROR else None
+    return Outcome(rank, result, error, group_failed=kind == wire.FAILED_GROUP)
 
 
-class Packer:
-    """Makes calls of functions and arguments."""
+class PickledRanks(Ranks):
+    """n ranks in other processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int) -> None:
+        self.n = n
         self._latest: tuple[object, list[str]] = (None, [])  # what the latest path was made for, and the path
+        self._paths: list[list[str] | None] = [None] * n  # the sys.path that each rank has
+
+    def call(self, call: Call) -> list[Outcome]:
+        return self._call(wire.CALL, call)
+
+    def meet(self, call: Call) -> list[Outcome]:
+        return self._call(wire.MEET, Call([b""], call.path))
+
+    @abstractmethod
+    def _call(self, kind: bytes, call: Call) -> list[Outcome]:
+        """Send all ranks, none of which is in a call, a message; return what came of it, in the order of arrival."""
+
+    def _message(self, rank: int, call: Call) -> list[Any]:
+        """The parts of the message to a rank that has this call."""
+        new = b"" if self._paths[rank] is call.path else pickle.dumps(call.path)
+        self._paths[rank] = call.path
+        return [new, *call.parts]
 
     def packed(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]

@@ -25,8 +25,8 @@ from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn import died
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Task, TaskFuture
-from rankwise.pool.pickled import Call, Outcome, Packer
+from rankwise.pool.dealer import Dealer, Outcome, Task, TaskFuture
+from rankwise.pool.pickled import Call, PickledRanks, outcome
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
@@ -92,7 +92,7 @@ class _Replaced(Losses):
         return f"{rank.end}; another process takes its place, with an empty rw.local"
 
 
-class Processes(Packer):
+class Processes(PickledRanks):
     """n ranks, each of them a process of this host.
 
     A thread of its own starts and watches them, writes their output, and receives the results of tasks for which
@@ -101,12 +101,9 @@ class Processes(Packer):
     """
 
     def __init__(self, n: int, timeout: float | None) -> None:
-        super().__init__()
-        self.n = n
-        self.dealer: Dealer
+        super().__init__(n)
         self._timeout = timeout
         self._connections: list[socket.socket | None] = [None] * n
-        self._paths: list[list[str] | None] = [None] * n  # the sys.path that each rank has
         self._pids = [0] * n
         self._deaths = [0] * n  # of replacements that were not ready, in a row
         self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
@@ -126,7 +123,6 @@ class Processes(Packer):
         self._thread = threading.Thread(target=self._run, name="rankwise pool", daemon=True)
 
     def start(self, dealer: Dealer) -> None:
-        """Start the processes; raises the error if that fails."""
         self.dealer = dealer
         self._thread.start()
         try:
@@ -140,7 +136,6 @@ class Processes(Packer):
     # ---- what the dealer asks for ----
 
     def here(self) -> None:
-        """Output of the ranks goes to where this thread writes now."""
         for place in self._places:
             place.update()
 
@@ -179,7 +174,7 @@ class Processes(Packer):
                     self._received(rank, connection, again=reply is None)
                 if reply is not None:
                     self._drain(rank)
-                    self.dealer.answered(Outcome(rank, *reply), task)
+                    self.dealer.answered(outcome(rank, *reply), task)
         if interrupt.count:
             raise KeyboardInterrupt
 
@@ -206,14 +201,7 @@ class Processes(Packer):
             self._receivers -= 1
             self._news.notify_all()
 
-    def call(self, call: Call) -> list[Outcome]:
-        return self._call(wire.CALL, call)
-
-    def meet(self, call: Call) -> list[Outcome]:
-        return self._call(wire.MEET, Call([b""], call.path))
-
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
-        """Make a call on all ranks, none of which is in a call; returns what came of it, in the order of arrival."""
         with self._news:
             self._lost.clear()
             self._close_gone()
@@ -244,10 +232,10 @@ class Processes(Packer):
                     reply = None if connection is None else wire.receive(connection)
                     if reply is not None:
                         del connections[rank]
-                        outcomes.append(Outcome(rank, *reply))
+                        outcomes.append(outcome(rank, *reply))
                     if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
                         deadline = time.monotonic() + GRACE
-            outcomes += [Outcome(rank, lost=self._how_lost(rank)) for rank in connections]
+            outcomes += [self._loss(rank) for rank in connections]
         self._drain()
         if interrupt.count:
             raise KeyboardInterrupt
@@ -360,7 +348,7 @@ class Processes(Packer):
         reply = wire.receive(connection)
         if reply is not None:
             self._job.drain(rank)
-            self.dealer.answered(Outcome(rank, *reply))
+            self.dealer.answered(outcome(rank, *reply))
 
     def _rank_lost(self, rank: RankProcess) -> bool:
         """A process has ended. Whether another is to take its place."""
@@ -374,7 +362,7 @@ class Processes(Packer):
             # Whoever waits for it learns of this even if its children keep the socket; what it sent can still be read.
             connection.shutdown(socket.SHUT_RDWR)
             if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
-                self.dealer.answered(Outcome(number, *reply))  # it died after its task
+                self.dealer.answered(outcome(number, *reply))  # it died after its task
             with self._news:
                 self._gone.append(connection)
         error = died(rank)
@@ -392,9 +380,7 @@ class Processes(Packer):
         if connection is None:
             return
         try:
-            new = b"" if self._paths[rank] is call.path else pickle.dumps(call.path)
-            self._paths[rank] = call.path
-            wire.send(connection, kind, [new, *call.parts])
+            wire.send(connection, kind, self._message(rank, call))
         except OSError:
             return  # it has ended, which is noticed when its reply is read
 
@@ -408,10 +394,11 @@ class Processes(Packer):
             if self._job is not None:
                 self._job.drain(rank)
 
-    def _how_lost(self, rank: int) -> PeerLostError:
+    def _loss(self, rank: int) -> Outcome:
         with self._news:
             self._news.wait_for(lambda: rank in self._lost, 10.0)
-            return self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
+            error = self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
+        return Outcome(rank, lambda: None, error, lost=True)
 
 
 def _wait(connection: socket.socket, timeout: float | None, interrupt: _Interrupt) -> bool:

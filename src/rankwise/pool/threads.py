@@ -13,29 +13,13 @@ from rankwise.contract import errors
 from rankwise.contract.errors import ClosedError
 from rankwise.group import default_group
 from rankwise.launch.last_calls import difference, may_differ
-from rankwise.pool.dealer import Dealer, Task, TaskFuture
+from rankwise.pool.dealer import Dealer, Outcome, Ranks, Task
 from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
 
 Call = Callable[[], Any]
 
 
-class Outcome:
-    """What came of a rank's call. It is the dealer's Outcome."""
-
-    lost = None
-
-    def __init__(self, ending: Ending[Any], *, group_failed: bool = False) -> None:
-        self.rank, self.failed, self.group_failed = ending.rank, ending.error is not None, group_failed
-        self._ending = ending
-
-    def error(self) -> Exception:
-        return self._ending.exception()
-
-    def result(self) -> Any:
-        return self._ending.value
-
-
-class Threads:
+class Threads(Ranks):
     """n ranks, each of them a thread of this process, which deals the next task when it has done one.
 
     They cannot be lost. When a call has failed, they make a group anew, in a segment of its own.
@@ -43,7 +27,6 @@ class Threads:
 
     def __init__(self, n: int, timeout: float | None) -> None:
         self.n = n
-        self.dealer: Dealer
         self._timeout = timeout
         self._ranks = RankThreads(n)
         self._membership = [ExitStack() for _ in range(n)]  # a rank leaves its group by closing its own
@@ -52,12 +35,11 @@ class Threads:
         self._ended = False
 
     def start(self, dealer: Dealer) -> None:
-        """The ranks meet; raises the error if that fails."""
         self.dealer = dealer
         try:
-            failed = [outcome for outcome in self.meet(None) if outcome.failed]
-            if failed:
-                raise failed[0].error()
+            for outcome in self.meet(None):
+                if outcome.error is not None:
+                    raise outcome.error
         except BaseException:
             self.close(now=True)
             raise
@@ -65,9 +47,6 @@ class Threads:
             dealer.joined(rank)
 
     # ---- what the dealer asks for ----
-
-    def here(self) -> None:
-        """The ranks print where this process does."""
 
     def wake(self) -> None:
         if self.dealer.deal():
@@ -79,13 +58,14 @@ class Threads:
         return partial(fn, *args, **kwargs)
 
     def send_task(self, rank: int, task: Task) -> None:
-        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered(Outcome(ending), task))
-
-    def receive(self, future: TaskFuture, timeout: float | None) -> None:
-        """The rank itself settles the future."""
+        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered(_outcome(ending), task))
 
     def call(self, call: Call) -> list[Outcome]:
-        return [_outcome(ending) for ending in self._ranks.call_all(lambda rank: _made(call))]
+        outcomes = []
+        for ending in self._ranks.call_all(lambda rank: _made(call)):
+            value, group_failed = ending.value or (None, False)
+            outcomes.append(_outcome(Ending(ending.rank, value, ending.error), group_failed=group_failed))
+        return outcomes
 
     def meet(self, call: Call | None) -> list[Outcome]:
         self._ranks.renew()
@@ -100,7 +80,7 @@ class Threads:
             self._join(new[rank])
 
         try:
-            return [Outcome(ending) for ending in self._ranks.call_all(join)]
+            return [_outcome(ending) for ending in self._ranks.call_all(join)]
         except KeyboardInterrupt:
             for rank in set(range(self.n)) - begun:
                 segment.mark_exited(rank, 1, os.getpid())  # so that the others do not wait for it
@@ -152,8 +132,6 @@ def _made(call: Call) -> tuple[Any, bool]:
         raise
 
 
-def _outcome(ending: Ending[tuple[Any, bool]]) -> Outcome:
-    if ending.value is None:
-        return Outcome(ending)
-    value, group_failed = ending.value
-    return Outcome(Ending(ending.rank, value), group_failed=group_failed)
+def _outcome(ending: Ending[Any], *, group_failed: bool = False) -> Outcome:
+    error = None if ending.error is None else ending.exception()
+    return Outcome(ending.rank, lambda: ending.value, error, group_failed=group_failed)
