@@ -31,7 +31,7 @@ class Rule:
     """
 
     threshold: str
-    operations: tuple[str, ...]
+    operation: str
     below: tuple[str, ...]
     above: tuple[str, ...]
     low: int
@@ -49,33 +49,27 @@ _BLOCKS = ("all_gather", "gather", "scatter", "all_to_all")
 # The registered_ thresholds have no rule: above them, a call on private arrays must first find out that the arrays are
 # not registered, and the times of forced algorithms do not include this.
 RULES = (
-    Rule("flat_all_reduce", ("all_reduce",), ("flat",), ("staged",), 128, 64 * _KIB, up_to=True, divided=True),
-    Rule("flat_reduce", ("reduce",), ("flat",), ("staged",), 128, _MIB, up_to=True, least=3),
-    Rule("single_copy_all_reduce", ("all_reduce",), _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
-    Rule("single_copy_reduce", ("reduce",), _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
-    Rule("single_copy_reduce_scatter", ("reduce_scatter",), _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
-    Rule(
-        "single_copy_broadcast", ("broadcast",), ("staged",), ("single_copy", "single_copy_split"), 4 * _KIB, 4 * _MIB
-    ),
+    Rule("flat_all_reduce", "all_reduce", ("flat",), ("staged",), 128, 64 * _KIB, up_to=True, divided=True),
+    Rule("flat_reduce", "reduce", ("flat",), ("staged",), 128, _MIB, up_to=True, least=3),
+    Rule("single_copy_all_reduce", "all_reduce", _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
+    Rule("single_copy_reduce", "reduce", _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
+    Rule("single_copy_reduce_scatter", "reduce_scatter", _SLOTS, ("single_copy",), 32 * _KIB, 16 * _MIB),
+    Rule("single_copy_broadcast", "broadcast", ("staged",), ("single_copy", "single_copy_split"), 4 * _KIB, 4 * _MIB),
     *(
-        Rule(f"single_copy_{operation}", (operation,), ("staged",), ("single_copy",), 4 * _KIB, _MIB)
+        Rule(f"single_copy_{operation}", operation, ("staged",), ("single_copy",), 4 * _KIB, _MIB)
         for operation in _BLOCKS
     ),
     *(
-        Rule(f"by_node_{name}", (name,), (*_SLOTS, "single_copy"), ("by_node",), 64 * _KIB, 16 * _MIB, least=3, nodes=2)
+        Rule(f"by_node_{name}", name, (*_SLOTS, "single_copy"), ("by_node",), 64 * _KIB, 16 * _MIB, least=3, nodes=2)
         for name in ("all_reduce", "reduce", "broadcast")
     ),
-    Rule("put_all_gather", ("all_gather",), ("staged", "single_copy"), ("single_copy_put",), 32 * _KIB, 4 * _MIB),
+    Rule("put_all_gather", "all_gather", ("staged", "single_copy"), ("single_copy_put",), 32 * _KIB, 4 * _MIB),
 )
 
 
 def rules(operations: Sequence[str], ranks: int, nodes: int = 1) -> list[Rule]:
-    """The rules whose operations are all among these, on so many ranks and NUMA nodes."""
-    return [
-        rule
-        for rule in RULES
-        if set(rule.operations) <= set(operations) and rule.least <= ranks and rule.nodes <= nodes
-    ]
+    """The rules for these operations, on so many ranks and NUMA nodes."""
+    return [rule for rule in RULES if rule.operation in operations and rule.least <= ranks and rule.nodes <= nodes]
 
 
 def blocks(rule: Rule) -> list[int]:
@@ -93,7 +87,7 @@ def algorithms_at(operation: str, block: int, chosen: Sequence[Rule]) -> set[str
     return {
         name
         for rule in chosen
-        if operation in rule.operations and rule.low <= block <= rule.high
+        if operation == rule.operation and rule.low <= block <= rule.high
         for name in (*rule.below, *rule.above)
     }
 
@@ -101,10 +95,8 @@ def algorithms_at(operation: str, block: int, chosen: Sequence[Rule]) -> set[str
 def points(chosen: Sequence[Rule]) -> dict[str, list[int]]:
     """What these rules need: the blocks of each operation, in the order in which the operations are measured."""
     found: dict[str, set[int]] = {}
-    for operation in OPERATIONS:
-        for rule in chosen:
-            if operation in rule.operations:
-                found.setdefault(operation, set()).update(blocks(rule))
+    for rule in sorted(chosen, key=lambda rule: list(OPERATIONS).index(rule.operation)):
+        found.setdefault(rule.operation, set()).update(blocks(rule))
     return {operation: sorted(sizes) for operation, sizes in found.items()}
 
 
@@ -113,7 +105,7 @@ def threshold(rule: Rule, costs: Costs, ranks: int, default: int) -> int | None:
 
     None if nothing was measured on one side, as with single copy where the system forbids it.
     """
-    gains = _gains(rule, costs)  # by block: the logarithm of below / above, of all operations together
+    gains = _gains(rule, costs)
     if not gains:
         return None
     sizes = list(gains)
@@ -131,13 +123,11 @@ def threshold(rule: Rule, costs: Costs, ranks: int, default: int) -> int | None:
 
 
 def _gains(rule: Rule, costs: Costs) -> dict[int, float]:
+    """By block: the logarithm of below / above."""
     gains: dict[int, float] = {}
     for block in blocks(rule):
-        found = [costs.get((operation, block), {}) for operation in rule.operations]
-        sides = [
-            ([one[name] for name in rule.below if name in one], [one[name] for name in rule.above if name in one])
-            for one in found
-        ]
-        if all(below and above for below, above in sides):
-            gains[block] = sum(math.log(min(below) / min(above)) for below, above in sides) / len(sides)
+        found = costs.get((rule.operation, block), {})
+        below, above = ([found[name] for name in side if name in found] for side in (rule.below, rule.above))
+        if below and above:
+            gains[block] = math.log(min(below) / min(above))
     return gains
