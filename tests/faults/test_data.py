@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faults.trials import Trial, fault
-from rankwise.testing.scenarios.arguments import ARGUMENTS
-from rankwise.testing.scenarios.memory import MEMORY
-from rankwise.testing.scenarios.numerics import NUMERICS, random_reals
+from rankwise.testing.scenarios import arguments, memory, numerics, scenarios_of
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 
@@ -15,20 +13,20 @@ both = pytest.mark.parametrize("backend", ["threads", "shm"])
 @both
 @fault(13, "odd arrays and arguments", few=1, full=60)
 def test_odd_arrays(trial: Trial, backend: str) -> None:
-    scenario = trial.rng.choice([*MEMORY, *ARGUMENTS])
-    print(scenario.__name__)
+    name, scenario = trial.rng.choice([*scenarios_of(memory, arguments).items()])
+    print(name)
     trial.run(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
 
 
 @both
 @fault(14, "odd numbers", few=1, full=40)
 def test_odd_numbers(trial: Trial, backend: str) -> None:
-    scenario = trial.rng.choice(NUMERICS)
-    print(scenario.__name__)
+    name, scenario = trial.rng.choice([*scenarios_of(numerics).items()])
+    print(name)
     trial.run(trial.rng.randint(2, 5), scenario, backend=backend, timeout=60)
 
 
 @pytest.mark.slow  # 12 s
 @fault(14, "sums of many ranks in narrow types", few=1, full=5)
 def test_many_terms(trial: Trial) -> None:
-    trial.run(trial.rng.randint(32, 64), random_reals, timeout=100)
+    trial.run(trial.rng.randint(32, 64), numerics.random_reals, timeout=100)

@@ -1,20 +1,32 @@
 """Checks that do not fit a table of cases: functions of a group, for any number of ranks.
 
-`SCENARIOS` holds them by name. Each is called on every rank of a group, and leaves the group working,
-with no message pending.
+Each is a public function of one of the modules here. It is called on every rank of a group, and leaves the group
+working, with no message pending. `SCENARIOS` holds them by name.
 """
 
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType, ModuleType
 
 from rankwise.group.group import Group
-from rankwise.testing.scenarios.arguments import ARGUMENTS
-from rankwise.testing.scenarios.groups import GROUPS
-from rankwise.testing.scenarios.memory import MEMORY
-from rankwise.testing.scenarios.messages import MESSAGES
-from rankwise.testing.scenarios.numerics import NUMERICS
-from rankwise.testing.scenarios.pointers import POINTERS
-from rankwise.testing.scenarios.works import WORKS
+from rankwise.testing.scenarios import arguments, groups, memory, messages, numerics, pointers, works
 
-SCENARIOS: dict[str, Callable[[Group], None]] = {
-    scenario.__name__: scenario for scenario in (*ARGUMENTS, *GROUPS, *MEMORY, *MESSAGES, *NUMERICS, *POINTERS, *WORKS)
-}
+Scenario = Callable[[Group], None]
+
+
+def scenarios_of(*modules: ModuleType) -> dict[str, Scenario]:
+    """The scenarios of these modules by name; afterwards each checks that the group still works."""
+    return {
+        name: partial(_leaving_it_working, found)
+        for module in modules
+        for name, found in vars(module).items()
+        if isinstance(found, FunctionType) and found.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _leaving_it_working(scenario: Scenario, group: Group) -> None:
+    scenario(group)
+    assert group.all_reduce(1) == group.world_size, "the group no longer works"
+
+
+SCENARIOS = scenarios_of(arguments, groups, memory, messages, numerics, pointers, works)

@@ -23,7 +23,6 @@ def unknown_or_meaningless_op(group: Group) -> None:
     refuses(TypeError, group.all_reduce, x, "bxor", words=("op", "bxor", "float64"))
     refuses(TypeError, group.all_reduce, x.astype(complex), "max", words=("op", "max", "complex128"))
     assert (x == 1).all()
-    _works(group)
 
 
 def ranks_outside_the_group(group: Group) -> None:
@@ -43,14 +42,12 @@ def ranks_outside_the_group(group: Group) -> None:
     refuses(TypeError, group.broadcast, x, src="0", words=("src", "'0'", "str"))
     refuses(TypeError, group.gather, x, dst=0.0, words=("dst", "0.0", "float"))
     refuses(TypeError, group.reduce, x, dst=None, words=("dst", "None"))
-    _works(group)
 
 
 def objects_that_are_not_arrays(group: Group) -> None:
     for thing, kind in (("text", "str"), (None, "NoneType"), ([1, 2], "list"), (object(), "object"), ({}, "dict")):
         for call in _one_array_calls(group):
             refuses(TypeError, call, thing, words=("x", kind))
-    _works(group)
 
 
 def unsupported_dtypes(group: Group) -> None:
@@ -62,7 +59,6 @@ def unsupported_dtypes(group: Group) -> None:
     refuses(TypeError, group.all_reduce, np.zeros(2, np.longdouble), words=("x", str(np.dtype(np.longdouble))))
     refuses(TypeError, group.recv, (3,), 0, dtype="float33", words=("dtype", "float33"))
     refuses(TypeError, group.recv, (3,), 0, dtype=object, words=("dtype", "object"))
-    _works(group)
 
 
 def read_only_arrays(group: Group) -> None:
@@ -83,7 +79,6 @@ def read_only_arrays(group: Group) -> None:
         assert (got == 1).all()
         into = group.reduce(readable.copy() if group.rank == 0 else readable, 0)
         assert into is None or (into == n).all()
-    _works(group)
 
 
 def wrong_out(group: Group) -> None:
@@ -104,14 +99,12 @@ def wrong_out(group: Group) -> None:
     refuses(ValueError, group.all_to_all, x, out=x, words=("out", "overlaps"))
     whole = np.ones((n + 1, 4))
     refuses(ValueError, group.all_gather, whole[0], out=whole[:n], words=("out", "overlaps"))
-    _works(group)
 
 
 def nothing_to_split(group: Group) -> None:
     for call in (group.reduce_scatter, group.all_to_all, group.all_gather_v):
         refuses(ValueError, call, np.array(1.0), words=("x", "axis 0"))
         refuses(ValueError, call, 1.0, words=("x", "axis 0"))
-    _works(group)
 
 
 def bad_tags_shapes_and_timeouts(group: Group) -> None:
@@ -126,7 +119,6 @@ def bad_tags_shapes_and_timeouts(group: Group) -> None:
     for seconds in (0, -1.5, float("nan")):
         refuses(ValueError, setattr, group, "timeout", seconds, words=("timeout", str(seconds)))
     refuses(TypeError, setattr, group, "timeout", "1", words=("timeout", "'1'", "str"))
-    _works(group)
 
 
 def bad_groups(group: Group) -> None:
@@ -135,7 +127,6 @@ def bad_groups(group: Group) -> None:
     refuses(ValueError, group.subgroup, [], words=("ranks", "[]"))
     refuses(ValueError, group.subgroup, [0, 0], words=("ranks", "[0, 0]"))
     refuses(TypeError, group.subgroup, ["0"], words=("ranks", "'0'", "str"))
-    _works(group)
 
 
 def one_rank_errs_and_continues(group: Group) -> None:
@@ -145,20 +136,6 @@ def one_rank_errs_and_continues(group: Group) -> None:
         refuses(ValueError, group.all_reduce, x, "sun", words=("op",))
         refuses(ValueError, group.broadcast, x, group.world_size, words=("src",))
     assert (group.all_reduce(x) == sum(range(group.world_size))).all()
-
-
-ARGUMENTS = (
-    unknown_or_meaningless_op,
-    ranks_outside_the_group,
-    objects_that_are_not_arrays,
-    unsupported_dtypes,
-    read_only_arrays,
-    wrong_out,
-    nothing_to_split,
-    bad_tags_shapes_and_timeouts,
-    bad_groups,
-    one_rank_errs_and_continues,
-)
 
 
 def _one_array_calls(group: Group) -> list[Callable[..., object]]:
@@ -173,8 +150,3 @@ def _one_array_calls(group: Group) -> list[Callable[..., object]]:
         group.all_to_all,
         lambda x: group.send(x, 0),
     ]
-
-
-def _works(group: Group) -> None:
-    """The group still works."""
-    assert group.all_reduce(1) == group.world_size, "the group no longer works"

@@ -57,9 +57,6 @@ def buffers(group: Group) -> None:
     assert group.all_gather(bytes([group.rank])).tolist() == [[rank] for rank in range(n)]
 
 
-MEMORY = (any_layout_in_place, any_layout_to_read, any_layout_as_out, buffers)
-
-
 def _layouts() -> list[tuple[Array, Array]]:
     """Writable arrays, and the zeroed memory that contains each."""
     wide, cube = np.zeros((8, 12)), np.zeros((6, 4), np.int64)

@@ -120,20 +120,6 @@ def done_reports_completion(group: Group) -> None:
     assert work.done()
 
 
-MESSAGES = (
-    tags_out_of_order,
-    one_tag_keeps_its_order,
-    every_pair,
-    to_oneself,
-    many_messages,
-    large_both_ways,
-    zero_length,
-    messages_during_collectives,
-    blocking_chain,
-    done_reports_completion,
-)
-
-
 def _neighbours(group: Group) -> tuple[int, int]:
     return (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
 

@@ -118,18 +118,6 @@ def numbers_come_back_as_numbers(group: Group) -> None:
     assert group.all_gather(group.rank).tolist() == list(range(n))
 
 
-NUMERICS = (
-    random_reals,
-    same_bits_everywhere,
-    narrow_floats_accumulate_in_float32,
-    nan_propagates,
-    infinities,
-    integers_wrap,
-    subnormals_are_kept,
-    numbers_come_back_as_numbers,
-)
-
-
 def _supported(group: Group, dtypes: Sequence[DType]) -> list[DType]:
     """The dtypes that both this installation and the backend support; the answer is the same on all ranks."""
     found = []

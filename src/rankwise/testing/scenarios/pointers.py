@@ -96,14 +96,3 @@ def refused_arguments(group: Group) -> None:
     refuses((TypeError, ValueError), comm.all_reduce, p, -1, f64, ReduceOp.SUM)
     assert (x == 1).all()
     assert (y == 0).all()
-    assert group.all_reduce(1) == n, "the group no longer works"
-
-
-POINTERS = (
-    barrier_waits_for_all,
-    barrier_completes_messages,
-    all_counts_zero,
-    one_rank_has_it_all,
-    results_after_sync,
-    refused_arguments,
-)

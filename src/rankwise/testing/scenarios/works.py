@@ -119,7 +119,6 @@ def messages_from_any_rank(group: Group) -> None:
             seen.add(message.source)
         assert seen == set(range(n))
     sending.wait()
-    group.barrier()
 
 
 def messages_of_unknown_size(group: Group) -> None:
@@ -148,7 +147,6 @@ def messages_of_unknown_size(group: Group) -> None:
             assert [group.recv((20_000,), src, 5, dtype=np.uint8)[-1] for _ in range(2)] == [2 * src, 2 * src + 1]
     for work in sending:
         work.wait()
-    group.barrier()
 
 
 def exchanges_with_neighbours(group: Group) -> None:
@@ -191,19 +189,3 @@ def plans(group: Group) -> None:
     y = np.full(3, group.rank)
     group.broadcast_plan(y, group.world_size - 1)()
     assert (y == group.world_size - 1).all()
-
-
-WORKS = (
-    many_pending_works,
-    functions_reduce_in_order,
-    sums_of_multiples,
-    extremes_and_their_ranks,
-    objects_are_sent,
-    pickles_if_allowed,
-    messages_from_any_rank,
-    messages_of_unknown_size,
-    exchanges_with_neighbours,
-    batches_of_messages,
-    meshes,
-    plans,
-)
