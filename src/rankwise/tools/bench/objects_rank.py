@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -293,12 +293,12 @@ class Messages:
 
 
 class ObjectServer(rank.RankServer):
-    def arrays(self, request: dict[str, Any], contender: rank.Library) -> rank.Point:
-        """The point of the request, which is checked once, when it is made."""
-        name = rank.Row(*request["operation"]).name
+    def arrays(self, level: str, operation: Sequence[Any], count: int, dtype: str, op: str) -> rank.Point:
+        """The point of a request, which is checked once, when it is made."""
+        name = rank.Row(*operation).name
         if name not in self.points:
             self.points.clear()  # freed before the next is made
-            made = point(name, contender)
+            made = point(name, self.contenders[level])
             made.verify()
             self.points[name] = made
         return self.points[name]

@@ -130,7 +130,7 @@ def machine(name: str, ranks: Workers, n: int) -> list[Row]:
     rows: list[Row] = []
     points = [("line", 64), *((what, size) for what in MACHINE for size in MACHINE_SIZES)]
     for what, size in points if name == "rankwise" else ():
-        seconds = ranks.ask(do="machine", level="pointer", what=what, bytes=size)[0]["seconds"]
+        seconds = ranks.ask(do="machine", what=what, bytes=size)[0]["seconds"]
         work = MACHINE.get(what, "a new cache line reaches the other core, both ways at once")
         time, rate = 1e6 * seconds, size / seconds / 1e9
         rows.append({"measure": "machine", "each core": work, "bytes": size, "time": time, "rate": rate})

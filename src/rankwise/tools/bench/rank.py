@@ -472,44 +472,64 @@ class RankServer:
         self.points: dict[str, Point] = {}  # by kind of memory
         self.made_for: object = None
 
-    def arrays(self, request: dict[str, Any], contender: Library) -> Point:
-        key = (Row(*request["operation"]), request["count"], request["dtype"], request["op"])
+    def answer(self, do: str, **what: Any) -> dict[str, Any]:
+        """Carry out a request: `do` names one of the methods below, and what else the request has is passed to it."""
+        answer: dict[str, Any] = getattr(self, f"do_{do}")(**what)
+        return answer
+
+    def arrays(self, level: str, operation: Sequence[Any], count: int, dtype: str, op: str) -> Point:
+        key = (Row(*operation), count, dtype, op)
         if self.made_for != key:
             self.points.clear()  # freed before the next are made
             self.made_for = key
-        kind = request["level"] if request["level"] in ("registered", "bound") else "usual"
+        kind = level if level in ("registered", "bound") else "usual"
         if kind not in self.points:
-            self.points[kind] = contender.point(*key)
+            self.points[kind] = self.contenders[level].point(*key)
         return self.points[kind]
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request. By `do`: time -> the seconds of each batch; check -> wrong bytes; drop -> {}, the
-        arrays are freed; memory -> bytes; late -> CPU seconds that this rank burnt while rank 0 was late;
-        machine -> on rank 0 only, the seconds that two cores took; algorithms -> what a call tries, and `cores`."""
-        do = request["do"]
-        if do == "drop":
-            self.points.clear()
+    def do_time(
+        self, level: str, fresh: bool, iterations: int, batches: int, warm: int, **point: Any
+    ) -> dict[str, list[float]]:
+        """The seconds of each batch."""
+        made = self.arrays(level, **point)
+        return {"seconds": made.seconds(self.contenders[level], iterations, batches, warm, fresh)}
+
+    def do_check(self, level: str, fresh: bool, **point: Any) -> dict[str, int]:
+        """How many bytes are wrong."""
+        return {"wrong": self.arrays(level, **point).check(self.contenders[level])}
+
+    def do_drop(self) -> dict[str, Any]:
+        """Free the arrays."""
+        self.points.clear()
+        return {}
+
+    def do_memory(self) -> dict[str, int]:
+        return memory()
+
+    def do_late(self, level: str, seconds: float) -> dict[str, float]:
+        """The CPU time that this rank burns in a barrier that rank 0 enters `seconds` late."""
+        contender = self.contenders[level]
+        contender.barrier()
+        before = process_time()
+        if contender.rank == ROOT:
+            sleep(seconds)
+        contender.barrier()
+        return {"cpu": process_time() - before}
+
+    def do_machine(self, what: str, bytes: int) -> dict[str, float]:
+        """The seconds that two threads of rank 0 take to measure the machine while the other ranks sleep."""
+        if self.contenders["array"].rank != ROOT:
             return {}
-        if do == "memory":
-            return memory()
-        if do == "algorithms":
-            return algorithms(self.contenders["array"], request["operation"], request["bytes"])
-        contender = self.contenders[request["level"]]
-        if do == "machine":
-            return machine(contender, request["what"], request["bytes"])
-        if do == "late":
-            return late(contender, request["seconds"])
-        point = self.arrays(request, contender)
-        if do == "check":
-            return {"wrong": point.check(contender)}
-        how = (request[word] for word in ("iterations", "batches", "warm", "fresh"))
-        return {"seconds": point.seconds(contender, *how)}
+        from rankwise import _bench
 
+        return {"seconds": _bench.line_seconds() if what == "line" else _bench.core_seconds(what, bytes)}
 
-def algorithms(ours: Any, operation: str, size: int) -> dict[str, Any]:
-    if not hasattr(engine := ours.group.comm.shortcuts, "algorithms"):
-        raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
-    return {"algorithms": engine.algorithms(operation, size), "cores": engine.thresholds[0]}
+    def do_algorithms(self, operation: str, bytes: int) -> dict[str, Any]:
+        """What a call tries, and how the ranks share the cores."""
+        ours: Any = self.contenders["array"]
+        if not hasattr(engine := ours.group.comm.shortcuts, "algorithms"):
+            raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
+        return {"algorithms": engine.algorithms(operation, bytes), "cores": engine.thresholds[0]}
 
 
 def memory() -> dict[str, int]:
@@ -522,25 +542,6 @@ def memory() -> dict[str, int]:
             if name in ("Rss", "Pss", "Pss_Shmem"):
                 sizes[name.lower()] = int(value.split()[0]) * 1024
     return sizes
-
-
-def late(contender: Library, seconds: float) -> dict[str, Any]:
-    """The CPU time that this rank burns in a barrier that rank 0 enters `seconds` late."""
-    contender.barrier()
-    before = process_time()
-    if contender.rank == ROOT:
-        sleep(seconds)
-    contender.barrier()
-    return {"cpu": process_time() - before}
-
-
-def machine(contender: Library, what: str, size: int) -> dict[str, Any]:
-    """Two threads of rank 0 measure the machine while the other ranks sleep."""
-    if contender.rank != ROOT:
-        return {}
-    from rankwise import _bench
-
-    return {"seconds": _bench.line_seconds() if what == "line" else _bench.core_seconds(what, size)}
 
 
 def libraries_of(name: str, store: str) -> dict[str, Library]:
@@ -573,7 +574,7 @@ def main(name: str, path: str, server: Callable[[dict[str, Library]], RankServer
             reply({"rank": first.rank, "about": first.about, "memory": before})
             rank = server(contenders)
             for line in lines:
-                reply(rank.answer(json.loads(line)))
+                reply(rank.answer(**json.loads(line)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
             reply({"error": f"{type(error).__name__}: {error}"})
             os._exit(1)  # without a library's own clean-up, which could wait for the other ranks forever
