@@ -78,7 +78,7 @@ TOP = {"__init__.py", "initialize.py", "rank_threads.py", "trace.py"}
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_basic"},
-    "launch": {"Operation", "Segment", "SegmentView", "adopt_orphans", "end_with", "thresholds", "usable_cores"},
+    "launch": {"Operation", "Segment", "SegmentView", "end_with", "thresholds", "usable_cores"},
     "observe": {
         "Operation",
         "RankState",
@@ -90,7 +90,7 @@ NATIVE_HELPERS = {
     },
     "elastic": {"available_memory"},
     "pool": {"Segment", "SegmentView", "end_with"},
-    "tools": {"algorithms", "thresholds"},
+    "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"

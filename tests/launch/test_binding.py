@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwise._native import usable_cores
 from rankwise.launch.binding import places, remark
-from rankwise.launch.local import usable_cores
 from rankwise.system.topology import parse_cpus
 
 

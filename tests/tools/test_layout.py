@@ -156,7 +156,7 @@ def test_the_tables_of_bench_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         head = AlgorithmTable(operation).head()
         assert_fits(head)
         assert all(part in head for name in ALGORITHMS[operation] for part in name.rsplit("_", 1))
-    assert_fits(fill(f"machine: {Machine.read(2)}", WIDTH))
+    assert_fits(fill(f"machine: {Machine.read()}", WIDTH))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.local import usable_cores
+from rankwise._native import usable_cores
 
 
 def run(

@@ -18,9 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from rankwise._native import Segment
-from rankwise._native import adopt_orphans as adopt_orphans  # for the tools
-from rankwise._native import usable_cores as usable_cores
+from rankwise._native import Segment, usable_cores
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch import compiled
 from rankwise.launch.ending import Ending

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from rankwise._native import adopt_orphans
 from rankwise.contract.errors import RankwiseError
 from rankwise.launch.limits import MOST_RANKS, too_few_files
-from rankwise.launch.local import LocalJob, adopt_orphans
+from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.system import proc

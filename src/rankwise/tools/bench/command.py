@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, NoReturn
 
-from rankwise.launch.local import usable_cores
 from rankwise.tools.bench import objects, peers, probes
 from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, level
 from rankwise.tools.bench.algorithms import launches as launches_of
@@ -217,7 +216,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
         self.options = options
-        self.machine = Machine.read(usable_cores())
+        self.machine = Machine.read()
         self.progress = Progress(sys.stderr)
         self.about: dict[str, str] = {}
         self.started = False  # ranks have been started at least once

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+from rankwise._native import usable_cores
 from rankwise.system import proc
 from rankwise.system.tuning_file import cpu_name
 from rankwise.tools.bench.cases import OPERATIONS, size_name
@@ -36,10 +37,10 @@ class Machine:
     python: str
 
     @classmethod
-    def read(cls, cores: int) -> Machine:
+    def read(cls) -> Machine:
         return cls(
             cpu=cpu_name(),
-            cores=cores,
+            cores=usable_cores(),
             all_cores=os.cpu_count() or 1,
             load=round(os.getloadavg()[0], 2),
             memory=int(proc.fields("/proc/meminfo").get("MemAvailable", "0 kB").split()[0]) * 1024,

@@ -15,8 +15,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rankwise._native import thresholds
-from rankwise.launch.local import usable_cores
+from rankwise._native import thresholds, usable_cores
 from rankwise.system import proc, topology, tuning_file
 from rankwise.system.settings import Settings
 from rankwise.system.words import amount
@@ -48,11 +47,7 @@ def facts() -> list[Fact]:
 
 
 def _system() -> tuple[str, str]:
-    return f"{platform.system()} {platform.release()} {platform.machine()}", _libc()
-
-
-def _libc() -> str:
-    return " ".join(platform.libc_ver())
+    return f"{platform.system()} {platform.release()} {platform.machine()}", " ".join(platform.libc_ver())
 
 
 def _python() -> tuple[str, str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rankwise._native import thresholds
-from rankwise.launch.local import usable_cores
 from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.tools.bench import peers
 from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, launches, level, nodes
@@ -98,7 +97,7 @@ class Tune:
         self.rules = rules(operations, ranks, nodes())
         self.ranks = ranks
         self.seconds = seconds
-        self.machine = Machine.read(usable_cores())
+        self.machine = Machine.read()
         self.path = output or path_of(self.machine.cpu)
         self.progress = Progress(sys.stderr)
 
