@@ -15,7 +15,9 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import sys
 import time
+from contextvars import copy_context
 
 from rankwise.contract.ranks import ranks_in_words
 
@@ -40,23 +42,29 @@ class Sink:
     """An output of this process: a text stream such as sys.stdout, or None if there is none."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
+        self.lead_to(stream)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.live = stream is not None and stream.isatty()
         self.unfinished: object = None  # the writer of an incomplete last line, else None
         self.long: OutputStream | None = None  # the stream that is writing a line in pieces
         self.waiting: dict[OutputStream, bytearray] = {}  # the output of others, until that line is complete
 
+    def lead_to(self, stream: TextIO | None) -> None:
+        """Write to this stream from now on. A notebook shows it below the cell to which the present context belongs."""
+        self._stream = stream
+        self._context = copy_context()
+
     def write(self, data: bytes, writer: object) -> None:
         """Write at once. For a stream that takes only text, as in a notebook, the bytes are decoded as UTF-8."""
-        if self._stream is None or not data:
+        stream = self._stream  # another thread may call `lead_to` meanwhile
+        if stream is None or not data:
             return
-        buffer = getattr(self._stream, "buffer", None)
+        buffer = getattr(stream, "buffer", None)
         if buffer is not None:
             buffer.write(data)
         else:
-            self._stream.write(self._decoder.decode(data))
-        self._stream.flush()
+            self._context.run(stream.write, self._decoder.decode(data))
+        self._context.run(stream.flush)
         self.unfinished = None if data.endswith(b"\n") else writer
 
 
@@ -120,6 +128,11 @@ class OutputMultiplexer:
         self._shown: dict[bytes, set[int]] = {}  # the ranks that have shown each of the latest tracebacks
         self._pairs: dict[int, tuple[OutputStream, OutputStream]] = {}  # each rank's stdout and stderr
         self._open: OutputStream | None = None  # the stream whose incomplete line is on the screen
+
+    def here(self) -> None:
+        """Write to where this thread's sys.stdout and sys.stderr lead now."""
+        self._out.lead_to(sys.stdout)
+        self._err.lead_to(sys.stderr)
 
     def add(self, rank: int) -> tuple[OutputStream, OutputStream]:
         """The stdout and stderr of a rank."""

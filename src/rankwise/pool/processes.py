@@ -12,9 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
 from threading import get_ident
-from typing import Any, TextIO
 
 from rankwise._native import SegmentView
 from rankwise.contract.errors import ClosedError, PeerLostError
@@ -42,36 +40,6 @@ sys.path[:] = pickle.load(open('/proc/self/fd/' + sys.argv[1], 'rb'))
 from rankwise.pool.worker import main
 main(int(sys.argv[2]))
 """
-
-
-class _Place:
-    """Where ranks' output goes: this process's stream as it was when the pool was last called.
-
-    A notebook shows what is written below the cell to which the context belongs.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.update()
-
-    def update(self) -> None:
-        self._stream: TextIO | None = getattr(sys, self._name)
-        self._context = copy_context()
-
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
-
-    @property
-    def buffer(self) -> Any:
-        return getattr(self._stream, "buffer", None)
-
-    def write(self, text: str) -> None:
-        if self._stream is not None:
-            self._context.run(self._stream.write, text)
-
-    def flush(self) -> None:
-        if self._stream is not None:
-            self._context.run(self._stream.flush)
 
 
 class _Replaced(Losses):
@@ -111,8 +79,7 @@ class Processes(PickledRanks):
         # Of lost ranks; a call, or a thread that receives, may still wait for them.
         self._gone: list[socket.socket] = []
         self._receivers = 0  # threads that receive the answers to tasks, besides the pool's
-        self._places = _Place("stdout"), _Place("stderr")
-        self._output = OutputMultiplexer(*self._places, alone=n == 1)  # type: ignore[arg-type]
+        self._output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
         self._job: LocalJob | None = None
         self._view: SegmentView | None = None
         self._error: BaseException | None = None
@@ -136,8 +103,7 @@ class Processes(PickledRanks):
     # ---- what the dealer asks for ----
 
     def here(self) -> None:
-        for place in self._places:
-            place.update()
+        self._output.here()
 
     def wake(self) -> None:
         """Deal tasks in this thread; the pool's thread ends the ranks."""
