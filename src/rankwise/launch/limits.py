@@ -8,12 +8,15 @@ MOST_RANKS = 1024  # of one host, as the shared memory allows
 OWN_FILES = 16  # about as many as the launcher opens for itself
 
 
-def check_ranks(n: int) -> None:
-    """Raise ValueError for a number of ranks that one host cannot have."""
+def check_ranks(n: object) -> int:
+    """The number of ranks; ValueError if one host cannot have so many, TypeError if it is no number."""
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n={n!r}: expected a number of ranks")
     if n < 1:
         raise ValueError(f"n={n}: expected a number of ranks of at least 1")
     if n > MOST_RANKS:
         raise ValueError(f"n={n}: expected at most {MOST_RANKS} ranks, as many as one host can have")
+    return n
 
 
 def too_few_files(n: int, started: int, each: int) -> str:

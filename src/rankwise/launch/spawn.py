@@ -81,8 +81,6 @@ def spawn(
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function")
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"n={n!r}: expected a number of ranks")
     check_ranks(n)
     if threads:
         return _on_threads(partial(fn, *args, **kwargs), n, timeout)

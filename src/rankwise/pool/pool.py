@@ -89,9 +89,7 @@ class Pool(Executor):
             if group.rank > 0:
                 self._served = ranks
         else:
-            if not isinstance(n, int) or isinstance(n, bool):
-                raise TypeError(f"n={n!r}: expected a number of ranks")
-            check_ranks(n)
+            n = check_ranks(n)
             ranks = _threads(n, timeout) if threads else Processes(n, timeout)
         self.n = ranks.n
         """The number of ranks that the pool calls."""
