@@ -13,6 +13,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.launch.nodes import Address, Nodes
@@ -21,31 +24,23 @@ from rankwise.meeting.gathering import Late, join, lead, opened
 from rankwise.meeting.served_store import StoreClient, StoreServer
 from rankwise.system.settings import Settings
 
-TYPE_CHECKING = False  # typing would take time to import
-if TYPE_CHECKING:
-    from typing import Any
 
-
+@dataclass
 class Hello:
     """What a launcher says of itself. node: its number; nodes: how many the job has; ranks: how many this one has.
 
     min_ranks: how many ranks must be left for the job to go on after a loss, or None if every loss ends it.
     """
 
-    def __init__(
-        self, version: str, node: int, nodes: int, ranks: int, host: str, min_ranks: int | None = None
-    ) -> None:
-        self.version = version
-        self.node = node
-        self.nodes = nodes
-        self.ranks = ranks
-        self.host = host
-        self.min_ranks = min_ranks
+    version: str
+    node: int
+    nodes: int
+    ranks: int
+    host: str
+    min_ranks: int | None = None
 
     @classmethod
     def own(cls, node: int, nodes: int, ranks: int, min_ranks: int | None = None) -> Hello:
-        from importlib.metadata import version  # slow to import
-
         return cls(version("rankwise"), node, nodes, ranks, socket.gethostname(), min_ranks)
 
     @classmethod

@@ -17,10 +17,13 @@ Every message is a line of JSON, an object with these keys:
 
 from __future__ import annotations
 
+import base64
 import selectors
 import socket
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rankwise.contract.closing import Closeable
 from rankwise.launch.clocks import SAMPLES, ClockOffset
@@ -36,34 +39,31 @@ JOB = -1  # as the number of a node: the job as a whole
 Address = tuple[str, int]
 
 
+@dataclass
 class Loss:
     """A loss on a node. end: a sentence about it. code: the exit code if it ends the job. ranks: how many were lost."""
 
-    def __init__(self, node: int, end: str, code: int, ranks: int = 1) -> None:
-        self.node = node
-        self.end = end
-        self.code = code
-        self.ranks = ranks
+    node: int
+    end: str
+    code: int
+    ranks: int = 1
 
 
+@dataclass
 class NodeTrace:
     """The trace of another node, as far as node 0 has received it.
 
     offset: what must be added to its times to get node 0's, in ns. within: how far this may be off.
     """
 
-    def __init__(self) -> None:
-        self.offset = 0
-        self.within = 0
-        self.complete = False
-        self.pieces: list[str] = []
+    offset: int = 0
+    within: int = 0
+    complete: bool = False
+    pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         """The trace, once it is complete."""
-        import base64
-        import zlib
-
         return zlib.decompress(base64.b64decode("".join(self.pieces))).decode()
 
 
@@ -180,9 +180,6 @@ class Nodes(Closeable):
 
     def deliver(self, trace: str) -> bool:
         """Send the trace of this node to node 0. Returns False if node 0 is lost or does not answer."""
-        import base64
-        import zlib
-
         if not all(self._ask_time() for _ in range(SAMPLES)):
             return False
         packed = base64.b64encode(zlib.compress(trace.encode(), 1)).decode()
