@@ -94,6 +94,11 @@ class RankTrace:
     spans: list[Span]
     host: str = ""
 
+    @property
+    def calls(self) -> list[TracedOperation]:
+        """Its operations but for the rendezvous."""
+        return [operation for operation in self.operations if operation.name != "init"]
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -224,8 +229,3 @@ def _spans(lines: bytes) -> list[Span]:
         except (ValueError, TypeError):  # the incomplete last line of a rank that died while writing
             continue
     return found
-
-
-def has_operations(ranks: Sequence[RankTrace]) -> bool:
-    """Whether any rank has called an operation after the rendezvous."""
-    return any(operation.name != "init" for rank in ranks for operation in rank.operations)

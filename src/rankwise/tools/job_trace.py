@@ -12,7 +12,7 @@ from rankwise.contract.ranks import ranks_in_words
 from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import RESTART
 from rankwise.launch.nodes import Nodes
-from rankwise.observe.trace_file import Clock, Loss, Trace, has_operations, trace_of
+from rankwise.observe.trace_file import Clock, Loss, Trace, trace_of
 
 NEWEST = 10  # traces of failed jobs that are kept
 
@@ -33,7 +33,7 @@ def write(job: LocalJob, nodes: Nodes | None, always: Path | None) -> str | None
         if always is not None:
             trace.write(always)
             return f"the trace{missing} is in {always}; to see it: rankwise trace {always}"
-        if not has_operations(trace.ranks):
+        if not any(rank.calls for rank in trace.ranks):
             return None
         path = _temporary(trace)
     except OSError as error:

@@ -8,7 +8,7 @@ longer than the waiting time that it recorded.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rankwise.contract.ranks import ranks_in_words
@@ -125,7 +125,7 @@ def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummar
     """The operations by name, dtype, op and size; those with the longest waits come first."""
     result: dict[tuple[str, int], OperationSummary] = {}
     late = {(each.group, each.sequence): each.late for each in found}
-    for operation in _all(trace):
+    for operation in (operation for rank in trace.ranks for operation in rank.calls):
         what = " ".join(
             filter(None, ("within a host:" * operation.part, operation.name, operation.dtype, operation.op))
         )
@@ -136,8 +136,3 @@ def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummar
         # Each rank's part counts once, so the rank that began last counts as often as there are parts.
         kind.last.update(late.get((operation.group, operation.sequence), ()) if operation.sequence else ())
     return sorted(result.values(), key=lambda kind: -kind.waited)
-
-
-def _all(trace: Trace) -> Iterator[TracedOperation]:
-    for rank in trace.ranks:
-        yield from (operation for operation in rank.operations if operation.name != "init")

@@ -12,9 +12,7 @@ from rankwise.tools.stragglers import GroupOperation
 
 def headline(trace: Trace, found: list[GroupOperation]) -> str:
     """One line. found: the trace's `group_operations`."""
-    count = sum(
-        operation.name != "init" and not operation.part for rank in trace.ranks for operation in rank.operations
-    )
+    count = sum(not operation.part for rank in trace.ranks for operation in rank.calls)
     work = f"{count} operations recorded in {duration((trace.written - trace.started) / 1e9)}"
     if trace.failure is not None:
         waits = min([*_collectives(trace, found), *_messages(trace)], default=(False, 0, ""))[-1]

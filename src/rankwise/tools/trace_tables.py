@@ -53,7 +53,7 @@ def ranks(trace: Trace) -> Rows:
     """
     rows: Rows = [("rank", "operations", "in them", "waiting", "in background", "outside", "")]
     for rank in trace.ranks:
-        calls = [each for each in rank.operations if not (each.name == "init" or each.part)]
+        calls = [each for each in rank.calls if not each.part]
         if not calls:
             continue
         ends = [each.end or trace.written for each in calls] + [span.end for span in rank.spans]
