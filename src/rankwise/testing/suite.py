@@ -38,12 +38,15 @@ SAME_ON_ALL_RANKS = [row.name for row in BY_NAME.values() if row.sends is one_bl
 
 
 class Status(Enum):
-    """PASS: correct. REFUSED: meaningless and refused. UNSUPPORTED: the backend cannot do it. FAIL: wrong."""
+    """FAIL: wrong. UNSUPPORTED: the backend cannot do it. PASS: correct. REFUSED: meaningless and refused.
 
+    The first that occurs stands for several cases.
+    """
+
+    FAIL = "FAIL"
+    UNSUPPORTED = "no"
     PASS = "ok"
     REFUSED = "-"
-    UNSUPPORTED = "no"
-    FAIL = "FAIL"
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class Report:
                 cells.setdefault(row, {}).setdefault(result.case.dtype, set()).add(result.status)
             lines.append(f"\n{level + ' level':22}" + "".join(f"{d.name.lower():>8}" for d in dtypes))
             for row, found in cells.items():
-                shown = [_worst(found.get(dtype, set())) for dtype in dtypes]
+                shown = [next((s.value for s in Status if s in found.get(dtype, ())), "") for dtype in dtypes]
                 lines.append(f"{row:22}" + "".join(f"{text:>8}" for text in shown))
         if self.scenarios:
             lines.append("\nscenarios")
@@ -238,12 +241,4 @@ def _trouble(scenario: Callable[[Group], None], run: Run) -> str:
         run(scenario)
     except RanksFailed as error:
         return str(error)
-    return ""
-
-
-def _worst(statuses: set[Status]) -> str:
-    """The text of a table cell that stands for several cases."""
-    for status in (Status.FAIL, Status.UNSUPPORTED, Status.PASS, Status.REFUSED):
-        if status in statuses:
-            return str(status.value)
     return ""

@@ -31,20 +31,15 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _numbers = count()  # of the sockets: one folder may see many Workers
 
 
-def _peer(connection: socket.socket) -> int:
-    """The pid of the process at the other end, as seen from here: in its own pid namespace it may differ."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(credentials)[0]
-    return pid
-
-
 def _pidfd(connection: socket.socket) -> list[int]:
     """A pidfd of the process at the other end; an empty list if the kernel or a seccomp filter refuses it.
 
     It kills a rank that has left the launcher's process group and does not exit; without it such a rank stays.
     """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(credentials)[0]  # as seen from here: in its own pid namespace it may differ
     try:
-        return [os.pidfd_open(_peer(connection))]
+        return [os.pidfd_open(pid)]
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise

@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
             "status",
             "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)",
         )
-    print("\n\n".join("\n".join(_plain(line) for line in _lines(job)) for job in jobs))
+    print("\n\n".join("\n".join(text for text, _ in _lines(job)) for job in jobs))
     return 0
 
 
@@ -154,10 +154,6 @@ def _watch(find: Callable[[], list[RunningJob]], jobs: list[RunningJob]) -> int:
     except KeyboardInterrupt:
         print()
     return 0
-
-
-def _plain(line: Line) -> str:
-    return line[0]
 
 
 def _lines(job: RunningJob) -> list[Line]:
