@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.contract.operations import one_block
 from rankwise.group.group import Group
 from rankwise.testing.cases import EXSCAN, Case
-from rankwise.testing.oracle import Array, Exchange, difference, exchange
+from rankwise.testing.oracle import Array, Exchange, check_equal, exchange
 
 GAP_BYTE = 0xA5
 
@@ -34,8 +34,7 @@ class CaseArray:
 
     def check(self, want: Array, exact: bool = True) -> Array:
         """Raise AssertionError if the array differs from `want` or the gaps of a view were written to."""
-        wrong = difference(self.array, want, exact)
-        assert wrong is None, wrong
+        check_equal(self.array, want, exact)
         if self._gaps is not None:
             gaps = np.ascontiguousarray(self._gaps).view(np.uint8)
             assert (gaps == GAP_BYTE).all(), "the gaps of a strided array were written to"
@@ -128,6 +127,5 @@ def _result(got: object, out: dict[str, Any], want: Array, exact: bool = True) -
     """Check an operation's return value: it must hold the right values, and be `out` if that was passed."""
     assert isinstance(got, np.ndarray), f"got a {type(got).__name__}, expected an array"
     assert not out or got is out["out"], "the result is not the array given as out="
-    wrong = difference(got, want, exact)
-    assert wrong is None, wrong
+    check_equal(got, want, exact)
     return got

@@ -108,7 +108,9 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
     arrays = level == "array"
     outs = _rounds(rng, [False, True] if arrays and operation in TAKES_OUT else [False])
     layouts = _rounds(rng, [False, True] if arrays else [False])
-    small = _rounds(rng, _small_shapes(operation, level))
+    counts: list[tuple[int, ...]] = [(count,) for count in COUNTS]
+    shapes = [shape for shape in SHAPES if shape or operation not in SPLITS]
+    small = _rounds(rng, shapes if arrays else counts)
     seeds = iter(range(1 << 31))
 
     def case(dtype: DType, op: ReduceOp | None, shape: tuple[int, ...], plain: bool = False) -> Case:
@@ -131,12 +133,6 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
     while any(all(c.root != root for c in cases) for root in wanted_roots):
         cases.append(case(next(some_dtypes), next(some_ops), (13,)))
     return cases
-
-
-def _small_shapes(operation: str, level: str) -> list[tuple[int, ...]]:
-    if level == "pointer":
-        return [(count,) for count in COUNTS]
-    return [shape for shape in SHAPES if shape or operation not in SPLITS]
 
 
 def _rounds(rng: random.Random, values: Sequence[T] | range) -> Iterator[T]:

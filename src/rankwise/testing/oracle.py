@@ -163,23 +163,23 @@ def uneven(case: Case, world_size: int, salt: int = 0) -> list[int]:
     return [int(count) for count in counts]
 
 
-def difference(got: Array, want: Array, exact: bool) -> str | None:
-    """A description of the first difference, or None if there is none.
+def check_equal(got: Array, want: Array, exact: bool, what: str = "") -> None:
+    """Raise AssertionError, with the first difference, if there is one. what: begins its message.
 
     exact: the bits must be equal, as for data that was only moved; otherwise 0.0 equals -0.0.
     """
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return f"got {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), (
+        f"{what}got {got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
+    )
     if exact:
         width = max(1, got.dtype.itemsize)
         left, right = (np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(-1, width) for a in (got, want))
         wrong = (left != right).any(axis=1)
     else:
         wrong = (got != want).reshape(-1)
-    if not wrong.any():
-        return None
-    at = int(np.argmax(wrong))
-    return (
-        f"{int(wrong.sum())} of {wrong.size} elements differ, the first at {at}: "
-        f"got {got.reshape(-1)[at]!r}, expected {want.reshape(-1)[at]!r}"
-    )
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise AssertionError(
+            f"{what}{int(wrong.sum())} of {wrong.size} elements differ, the first at {at}: "
+            f"got {got.reshape(-1)[at]!r}, expected {want.reshape(-1)[at]!r}"
+        )

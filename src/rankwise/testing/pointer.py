@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.operations import Call
 from rankwise.testing.cases import Case, numpy_dtypes
-from rankwise.testing.oracle import Array, difference, exchange
+from rankwise.testing.oracle import Array, check_equal, exchange
 
 GUARD = 64  # bytes before and after every buffer, which no operation may touch
 GUARD_BYTE = 0xA5
@@ -33,8 +33,7 @@ class GuardedBuffer:
 
     def check(self, want: Array, exact: bool = True) -> Array:
         """Raise AssertionError if the buffer differs from `want` or the guards were written to."""
-        wrong = difference(self.array, want.reshape(-1), exact)
-        assert wrong is None, f"{self.what}: {wrong}"
+        check_equal(self.array, want.reshape(-1), exact, f"{self.what}: ")
         guards = np.concatenate([self._raw[: self._start], self._raw[self._stop :]])
         assert (guards == GUARD_BYTE).all(), f"{self.what}: memory outside the buffer was written to"
         return self.array

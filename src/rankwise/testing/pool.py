@@ -31,7 +31,7 @@ class RankPool:
     usable: False once a function failed, a rank was lost or the group failed; `close` the pool then.
     """
 
-    def __init__(self, n: int, backend: str, timeout: float) -> None:
+    def __init__(self, n: int, backend: str) -> None:
         self.usable = True
         self._segment: _native.Segment | None = _native.Segment.create(n)
         fd = self._segment.fd

@@ -125,7 +125,7 @@ def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float
             _pools.pop(next(iter(_pools))).close()
         from rankwise.testing.pool import RankPool  # loads multiprocessing.connection, which takes 40 ms
 
-        pool = RankPool(n, backend, timeout)
+        pool = RankPool(n, backend)
     try:
         outcomes = pool.run(fn, timeout, GRACE)
     except BaseException:

@@ -6,6 +6,7 @@ import numpy as np
 
 from rankwise.contract.errors import ClosedError
 from rankwise.group.group import Group
+from rankwise.group.work import wait_all
 from rankwise.testing.checks import refuses
 
 
@@ -71,8 +72,7 @@ def groups_do_not_mix(group: Group) -> None:
             got_a = first.recv(a.shape, (first.rank - 1) % first.world_size, 1, dtype=np.int64)
             assert (got_a == number).all()
             assert (got_b == -number).all()
-            for work in works:
-                work.wait()
+            wait_all(works)
 
 
 def parts_work_alone(group: Group) -> None:

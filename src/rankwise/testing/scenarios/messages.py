@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from rankwise.contract.work import Work
 from rankwise.group.group import Group
+from rankwise.group.work import wait_all
 
 
 def tags_out_of_order(group: Group) -> None:
@@ -16,7 +14,7 @@ def tags_out_of_order(group: Group) -> None:
     works = [group.isend(np.full(3, 100 * group.rank + tag), after, tag) for tag in (1, 2, 3)]
     for tag in (3, 1, 2):
         assert (group.recv((3,), before, tag, dtype=np.int64) == 100 * before + tag).all()
-    _wait(works)
+    wait_all(works)
 
 
 def one_tag_keeps_its_order(group: Group) -> None:
@@ -24,7 +22,7 @@ def one_tag_keeps_its_order(group: Group) -> None:
     works = [group.isend(np.full(1 + i, i, np.int32), after, 7) for i in range(60)]
     for i in range(60):
         assert (group.recv((1 + i,), before, 7, dtype=np.int32) == i).all()
-    _wait(works)
+    wait_all(works)
 
 
 def every_pair(group: Group) -> None:
@@ -34,7 +32,7 @@ def every_pair(group: Group) -> None:
     outgoing = [group.isend(np.full(11, 1000 * me + target, np.float32), target, target) for target in range(n)]
     for source, work in incoming.items():
         assert (work.wait() == 1000 * source + me).all()
-    _wait(outgoing)
+    wait_all(outgoing)
 
 
 def to_oneself(group: Group) -> None:
@@ -58,7 +56,7 @@ def many_messages(group: Group) -> None:
     for tag in range(3):
         for i in range(tag, 2000, 3):
             assert (group.recv((5,), before, tag, dtype=np.int64) == i).all()
-    _wait(works)
+    wait_all(works)
 
 
 def large_both_ways(group: Group) -> None:
@@ -69,7 +67,7 @@ def large_both_ways(group: Group) -> None:
     works = [group.isend(to_right, after, 0), group.isend(to_left, before, 1)]
     assert (group.recv(base.shape, after, 1) == base - after).all()
     assert (group.recv(np.empty_like(base), before, 0) == base + before).all()
-    _wait(works)
+    wait_all(works)
 
 
 def zero_length(group: Group) -> None:
@@ -79,7 +77,7 @@ def zero_length(group: Group) -> None:
     assert group.recv((0,), before, 2).shape == (0,)
     assert (group.recv((4,), before, 2) == 1).all()
     assert group.recv((0, 3), before, 2).shape == (0, 3)
-    _wait(works)
+    wait_all(works)
 
 
 def messages_during_collectives(group: Group) -> None:
@@ -122,8 +120,3 @@ def done_reports_completion(group: Group) -> None:
 
 def _neighbours(group: Group) -> tuple[int, int]:
     return (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
-
-
-def _wait(works: Sequence[Work[None]]) -> None:
-    for work in works:
-        work.wait()

@@ -137,16 +137,14 @@ def messages_of_unknown_size(group: Group) -> None:
         assert sorted(each.source for each in arrays if each.source is not None) == list(range(n))
         for each in arrays:
             assert each.data.tolist() == [each.source] * (1 + 9_000 * (each.source or 0))
-    for work in sending:
-        work.wait()
+    wait_all(sending)
     group.barrier()
     sending = [group.isend(np.full(20_000, 2 * me + i, np.uint8), 0, 5) for i in range(2)]
     if me == 0:
         for src in range(n):  # a message that was refused comes before the next one
             refuses(MismatchError, group.recv_object, src, 5)
             assert [group.recv((20_000,), src, 5, dtype=np.uint8)[-1] for _ in range(2)] == [2 * src, 2 * src + 1]
-    for work in sending:
-        work.wait()
+    wait_all(sending)
 
 
 def exchanges_with_neighbours(group: Group) -> None:
