@@ -52,9 +52,14 @@ class Ranks(ABC):
     def here(self) -> None:  # noqa: B027 - does nothing by default
         """Output of the ranks goes to where this thread writes now."""
 
-    @abstractmethod
     def wake(self) -> None:
-        """Call `deal`, and end the ranks if it says so."""
+        """Deal tasks, and end the ranks when there is nothing left to do."""
+        if self.dealer.deal():
+            self.end()
+
+    @abstractmethod
+    def end(self) -> None:
+        """Let the ranks, which are idle, end. May be repeated."""
 
     @abstractmethod
     def packed(

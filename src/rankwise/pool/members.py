@@ -52,10 +52,6 @@ class Members(PickledRanks):
             dealer.joined(rank)
         self._thread.start()
 
-    def wake(self) -> None:
-        if self.dealer.deal():
-            self._stop()
-
     def send_task(self, rank: int, task: Task) -> None:
         with suppress(RankwiseError):  # the thread that receives raises it too
             self._send(rank, wire.TASK, task.call)
@@ -71,12 +67,12 @@ class Members(PickledRanks):
             raise
 
     def close(self, *, now: bool) -> None:
-        self._stop()
+        self.end()
         if threading.current_thread() is not self._thread and not now:
             self._thread.join()
             self._control.close()
 
-    def _stop(self) -> None:
+    def end(self) -> None:
         if not self._ended:
             self._ended = True
             with suppress(RankwiseError):

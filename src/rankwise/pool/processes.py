@@ -110,11 +110,11 @@ class Processes(PickledRanks):
         with _Interrupt(lambda ranks, signum: None) as interrupt:  # a task is sent whole
             over = self.dealer.deal()
         if over:
-            self._wake_thread()
+            self.end()
         if interrupt.count:
             raise KeyboardInterrupt
 
-    def _wake_thread(self) -> None:
+    def end(self) -> None:
         with self._open:
             if self._job is not None:
                 os.write(self._job.wake_writer, b"\0")

@@ -48,10 +48,6 @@ class Threads(Ranks):
 
     # ---- what the dealer asks for ----
 
-    def wake(self) -> None:
-        if self.dealer.deal():
-            self._end()
-
     def packed(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
     ) -> Call:
@@ -101,10 +97,10 @@ class Threads(Ranks):
             self._ranks.fail("the pool was shut down")
             self._ranks.interrupt(range(self.n))
             self.dealer.broke(ClosedError("the pool has been shut down"))
-        self._end()
+        self.end()
         self._ranks.join(GRACE if now else None)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         if self._ended:
             return
         self._ended = True
