@@ -63,9 +63,7 @@ class _RankDebugger(pdb.Pdb):
             super().interaction(*args)
 
 
-@lru_cache(1)  # so that no line is lost that was typed ahead
-def _debugger(terminal: int, memory: int, rank: int) -> _RankDebugger:
-    return _RankDebugger(terminal, memory, rank)
+_debugger = lru_cache(1)(_RankDebugger)  # one alone, so that no line is lost that was typed ahead
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def difference(segment_fd: int, first: int) -> str:
     for group, calls in sorted(last.items()):
         ranks: dict[object, list[int]] = {}
         for rank, call in sorted(calls.items()):
-            ranks.setdefault(_key(call), []).append(rank)
+            ranks.setdefault((call.sequence, call.name, call.root), []).append(rank)
         if len(ranks) > 1 and group not in reported:
             ends = [f"{ranks_in_words(those)} after {_in_words(calls[those[0]])}" for those in ranks.values()]
             where = f" of group {calls[min(calls)].group_name}" if group else ""
@@ -39,10 +39,6 @@ def may_differ(view: SegmentView) -> bool:
     """Whether the ranks' last calls may differ; quick, and `difference` then says whether and how they do."""
     last = (view.state(rank).operation for rank in range(view.world_size))
     return len({operation and operation.sequence for operation in last}) > 1
-
-
-def _key(call: Operation) -> object:
-    return call.sequence, call.name, call.root
 
 
 def _in_words(call: Operation) -> str:

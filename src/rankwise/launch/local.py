@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 
 from rankwise._native import Segment, usable_cores
@@ -253,7 +253,7 @@ class LocalJob:
             segment.announce_restarts()
         self._watchdog = Watchdog()
         self._terminal.open()
-        self._listen(self._wake_reader, self._woken)
+        self._listen(self._wake_reader, lambda fd: os.read(fd, 4096))
         for fd in () if self.nodes is None else self.nodes.fds():
             self._selector.register(fd, selectors.EVENT_READ, self._heard)
         if self._keep_spans:
@@ -283,7 +283,7 @@ class LocalJob:
         number = self.first + index
         session = SAME_SESSION if self._n > usable_cores() else OWN_SESSION
         environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
-        with placed(None if self._places is None else self._places[index]):
+        with nullcontext() if self._places is None else placed(self._places[index]):
             process = subprocess.Popen(
                 self.argv,
                 stdin=None if number == self._stdin else subprocess.DEVNULL,
@@ -550,9 +550,6 @@ class LocalJob:
     def _end_pipe(self, fd: int) -> None:
         self._selector.unregister(fd)
         self._output.end(self._pipes.pop(fd))
-
-    def _woken(self, fd: int) -> None:
-        os.read(fd, 4096)
 
     def _heard(self, fd: int) -> None:
         assert self.nodes is not None

@@ -22,6 +22,7 @@ import selectors
 import socket
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -115,7 +116,7 @@ class Nodes(Closeable):
         self._first = node  # the node that was the first to end its ranks, or JOB
         # The endings known here, by node: on node 0 all, on another node its own and, if node 0 was lost, node 0's.
         self._endings: dict[int, Ending] = {}
-        self._traces: dict[int, NodeTrace] = {}
+        self._traces: dict[int, NodeTrace] = defaultdict(NodeTrace)
         self._offset = ClockOffset()  # of node 0's clock
         self._answers = 0
 
@@ -145,9 +146,9 @@ class Nodes(Closeable):
         elif "clock" in message:
             self._compare_clocks(connection, message["clock"])
         elif "trace" in message:
-            self._trace_of(node).pieces.append(message["trace"])
+            self._traces[node].pieces.append(message["trace"])
         elif "traced" in message:
-            trace = self._trace_of(node)
+            trace = self._traces[node]
             trace.offset, trace.within = message["traced"]
             trace.complete = True
         return True
@@ -190,7 +191,7 @@ class Nodes(Closeable):
 
     def collected(self) -> dict[int, NodeTrace]:
         """On node 0: the traces of the other nodes, except lost nodes."""
-        self._await(lambda: all(node in self._traces and self._traces[node].complete for node in self._connections))
+        self._await(lambda: all(self._traces[node].complete for node in self._connections))
         return {node: trace for node, trace in sorted(self._traces.items()) if trace.complete}
 
     def close(self) -> None:
@@ -239,9 +240,6 @@ class Nodes(Closeable):
             asked, theirs = times
             self._offset.add(asked, theirs, now)
             self._answers += 1
-
-    def _trace_of(self, node: int) -> NodeTrace:
-        return self._traces.setdefault(node, NodeTrace())
 
     def _end(self, signum: int, node: int) -> None:
         if self.ending is None:

@@ -177,11 +177,8 @@ def leave_terminal() -> None:
 
 
 @contextmanager
-def placed(cpus: Collection[int] | None) -> Iterator[None]:
-    """Within this context this thread, and a process that it starts, may use only these CPUs. None: no change."""
-    if cpus is None:
-        yield
-        return
+def placed(cpus: Collection[int]) -> Iterator[None]:
+    """Within this context this thread, and a process that it starts, may use only these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:

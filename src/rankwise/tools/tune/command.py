@@ -24,7 +24,7 @@ from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Workers, WorkersError
 from rankwise.tools.cli import Parser, refuse, seconds, whole
 from rankwise.tools.layout import columns
-from rankwise.tools.tune.crossing import GAIN, Costs, Rule, algorithms_at, points, rules, size_of, threshold
+from rankwise.tools.tune.crossing import GAIN, Costs, algorithms_at, points, rules, size_of, threshold
 
 DESCRIPTION = """\
 Measure at which sizes each algorithm of the operations is the fastest on this machine, between N ranks
@@ -198,10 +198,8 @@ class Tune:
         }
 
     def _thresholds(self, costs: Costs, defaults: dict[str, int]) -> dict[str, int]:
-        def one(rule: Rule) -> int | None:
-            return threshold(rule, costs, self.ranks, defaults[rule.threshold])
-
-        return {rule.threshold: value for rule in self.rules if (value := one(rule)) is not None}
+        found = {rule.threshold: threshold(rule, costs, self.ranks, defaults[rule.threshold]) for rule in self.rules}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _report(self, cores: str, found: dict[str, int]) -> None:
         rows = [("threshold", "default", "here")]
