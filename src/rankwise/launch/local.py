@@ -312,8 +312,7 @@ class LocalJob:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         else:
             self._polled.append(rank)
-        for pipe, stream in zip((process.stdout, process.stderr), self._output.add(number), strict=True):
-            assert pipe is not None
+        for pipe, stream in zip(rank.pipes, self._output.add(number), strict=True):
             self._pipes[pipe.fileno()] = stream
             self._listen(pipe.fileno(), self._read)
         return rank
@@ -499,8 +498,7 @@ class LocalJob:
         """The job goes on after this loss: end what the rank has left, and start it again or leave its place empty."""
         assert self._segment is not None
         rank.signal_group(signal.SIGKILL)
-        for pipe in (rank.process.stdout, rank.process.stderr):
-            assert pipe is not None
+        for pipe in rank.pipes:
             self._drain(pipe.fileno())
             pipe.close()
         self._output.forget(rank.number)
@@ -573,8 +571,7 @@ class LocalJob:
                 rank.process.wait()
                 if rank.returncode is None and rank.pidfd >= 0:
                     os.close(rank.pidfd)
-                for pipe in (rank.process.stdout, rank.process.stderr):
-                    assert pipe is not None
+                for pipe in rank.pipes:
                     pipe.close()
             if self._watchdog is not None:
                 self._watchdog.end()

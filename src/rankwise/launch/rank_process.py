@@ -17,7 +17,7 @@ from rankwise.system.words import signal_name
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any
+    from typing import IO, Any
 
     from rankwise.contract.failure import Failure
 
@@ -68,6 +68,11 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def pipes(self) -> list[IO[bytes]]:
+        """Its stdout and stderr."""
+        return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
 
     @property
     def how(self) -> str:

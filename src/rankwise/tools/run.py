@@ -106,6 +106,8 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     own, program = _split(parser, list(argv))
     options = parser.parse_args(own)
+    if options.keep_going and not options.min_ranks:
+        options.min_ranks = 1
     try:
         command = find_program(program)
         settings = Settings.read()
@@ -129,8 +131,8 @@ def main(argv: Sequence[str]) -> int:
             losses = Losses(
                 options.n if nodes is None else nodes.world_size,
                 restarts=options.restarts,
-                keep_going=_least(options) is not None,
-                min_ranks=_least(options) or 1,
+                keep_going=options.min_ranks is not None,
+                min_ranks=options.min_ranks or 1,
             )
             job = LocalJob(
                 command,
@@ -181,12 +183,6 @@ def _places(bind: str, n: int, output: OutputMultiplexer) -> list[frozenset[int]
     return places
 
 
-def _least(options: argparse.Namespace) -> int | None:
-    """How many ranks must be left for the job to go on after a loss, or None if every loss ends it."""
-    least: int | None = options.min_ranks or (1 if options.keep_going else None)
-    return least
-
-
 def _check_nodes(options: argparse.Namespace) -> None:
     """Raises ValueError for options that do not fit the number of nodes."""
     nnodes, node = options.nnodes, options.node_rank
@@ -228,7 +224,7 @@ def _on_nodes(
             options.n,
             options.rendezvous_timeout,
             note,
-            min_ranks=_least(options),
+            min_ranks=options.min_ranks,
             spans=policy.always is not None,
         )
     except KeyboardInterrupt:
