@@ -35,8 +35,9 @@ enum class Does : uint8_t {
 enum class Kind : uint8_t { kOther, kText, kList, kDict, kSet, kConstructor };
 constexpr int kToMark = -1;
 
-// What follows an opcode: the bytes of a number; if `sized`, it is the length of the data after it.
+// An opcode, and what follows it: the bytes of a number; if `sized`, it is the length of the data after it.
 struct Opcode {
+    uint8_t code = 0;
     Does does = Does::kRefuse;
     int number = 0;
     bool sized = false;
@@ -44,50 +45,56 @@ struct Opcode {
     int items = 0;             // how many values go into a tuple, or are added
 };
 
-constexpr std::array<Opcode, 256> opcodes() {
+constexpr Opcode kPlainOpcodes[] = {
+    {0x80, Does::kProtocol, 1},
+    {0x95, Does::kFrame, 8},
+    {'.', Does::kStop},
+    {'(', Does::kMark},
+    {'0', Does::kPop},
+    {'1', Does::kPopMark},
+    {'N', Does::kPush},                                     // None
+    {0x88, Does::kPush},                                    // True
+    {0x89, Does::kPush},                                    // False
+    {'K', Does::kPush, 1},                                  // BININT1
+    {'M', Does::kPush, 2},                                  // BININT2
+    {'J', Does::kPush, 4},                                  // BININT
+    {'G', Does::kPush, 8},                                  // BINFLOAT
+    {0x8a, Does::kPush, 1, true},                           // LONG1
+    {0x8b, Does::kPush, 4, true},                           // LONG4
+    {'C', Does::kPush, 1, true},                            // SHORT_BINBYTES
+    {'B', Does::kPush, 4, true},                            // BINBYTES
+    {0x8e, Does::kPush, 8, true},                           // BINBYTES8
+    {0x96, Does::kPush, 8, true},                           // BYTEARRAY8
+    {0x8c, Does::kPush, 1, true, Kind::kText},              // SHORT_BINUNICODE
+    {'X', Does::kPush, 4, true, Kind::kText},               // BINUNICODE
+    {0x8d, Does::kPush, 8, true, Kind::kText},              // BINUNICODE8
+    {']', Does::kPush, 0, false, Kind::kList},              // EMPTY_LIST
+    {'}', Does::kPush, 0, false, Kind::kDict},              // EMPTY_DICT
+    {0x8f, Does::kPush, 0, false, Kind::kSet},              // EMPTY_SET
+    {')', Does::kTuple, 0, false, Kind::kOther, 0},         // EMPTY_TUPLE
+    {0x85, Does::kTuple, 0, false, Kind::kOther, 1},        // TUPLE1
+    {0x86, Does::kTuple, 0, false, Kind::kOther, 2},        // TUPLE2
+    {0x87, Does::kTuple, 0, false, Kind::kOther, 3},        // TUPLE3
+    {'t', Does::kTuple, 0, false, Kind::kOther, kToMark},   // TUPLE
+    {0x91, Does::kTuple, 0, false, Kind::kOther, kToMark},  // FROZENSET
+    {'a', Does::kAdd, 0, false, Kind::kList, 1},            // APPEND
+    {'e', Does::kAdd, 0, false, Kind::kList, kToMark},      // APPENDS
+    {'s', Does::kAdd, 0, false, Kind::kDict, 2},            // SETITEM
+    {'u', Does::kAdd, 0, false, Kind::kDict, kToMark},      // SETITEMS
+    {0x90, Does::kAdd, 0, false, Kind::kSet, kToMark},      // ADDITEMS
+    {0x94, Does::kMemoize},
+    {'h', Does::kGet, 1},   // BINGET
+    {'j', Does::kGet, 4},   // LONG_BINGET
+    {0x93, Does::kGlobal},  // STACK_GLOBAL
+    {'R', Does::kReduce},
+    {0x97, Does::kNextBuffer},
+};
+// By code.
+constexpr auto kOpcodes = [] {
     std::array<Opcode, 256> all{};
-    all[0x80] = {Does::kProtocol, 1};
-    all[0x95] = {Does::kFrame, 8};
-    all['.'] = {Does::kStop};
-    all['('] = {Does::kMark};
-    all['0'] = {Does::kPop};
-    all['1'] = {Does::kPopMark};
-    all['N'] = all[0x88] = all[0x89] = {Does::kPush};                        // None, True, False
-    all['K'] = {Does::kPush, 1};                                             // BININT1
-    all['M'] = {Does::kPush, 2};                                             // BININT2
-    all['J'] = {Does::kPush, 4};                                             // BININT
-    all['G'] = {Does::kPush, 8};                                             // BINFLOAT
-    all[0x8a] = {Does::kPush, 1, true};                                      // LONG1
-    all[0x8b] = {Does::kPush, 4, true};                                      // LONG4
-    all['C'] = {Does::kPush, 1, true};                                       // SHORT_BINBYTES
-    all['B'] = {Does::kPush, 4, true};                                       // BINBYTES
-    all[0x8e] = {Does::kPush, 8, true};                                      // BINBYTES8
-    all[0x96] = {Does::kPush, 8, true};                                      // BYTEARRAY8
-    all[0x8c] = {Does::kPush, 1, true, Kind::kText};                         // SHORT_BINUNICODE
-    all['X'] = {Does::kPush, 4, true, Kind::kText};                          // BINUNICODE
-    all[0x8d] = {Does::kPush, 8, true, Kind::kText};                         // BINUNICODE8
-    all[']'] = {Does::kPush, 0, false, Kind::kList};                         // EMPTY_LIST
-    all['}'] = {Does::kPush, 0, false, Kind::kDict};                         // EMPTY_DICT
-    all[0x8f] = {Does::kPush, 0, false, Kind::kSet};                         // EMPTY_SET
-    all[')'] = {Does::kTuple, 0, false, Kind::kOther, 0};                    // EMPTY_TUPLE
-    all[0x85] = {Does::kTuple, 0, false, Kind::kOther, 1};                   // TUPLE1
-    all[0x86] = {Does::kTuple, 0, false, Kind::kOther, 2};                   // TUPLE2
-    all[0x87] = {Does::kTuple, 0, false, Kind::kOther, 3};                   // TUPLE3
-    all['t'] = all[0x91] = {Does::kTuple, 0, false, Kind::kOther, kToMark};  // TUPLE, FROZENSET
-    all['a'] = {Does::kAdd, 0, false, Kind::kList, 1};                       // APPEND
-    all['e'] = {Does::kAdd, 0, false, Kind::kList, kToMark};                 // APPENDS
-    all['s'] = {Does::kAdd, 0, false, Kind::kDict, 2};                       // SETITEM
-    all['u'] = {Does::kAdd, 0, false, Kind::kDict, kToMark};                 // SETITEMS
-    all[0x90] = {Does::kAdd, 0, false, Kind::kSet, kToMark};                 // ADDITEMS
-    all[0x94] = {Does::kMemoize};
-    all['h'] = {Does::kGet, 1};   // BINGET
-    all['j'] = {Does::kGet, 4};   // LONG_BINGET
-    all[0x93] = {Does::kGlobal};  // STACK_GLOBAL
-    all['R'] = {Does::kReduce};
-    all[0x97] = {Does::kNextBuffer};
+    for (const Opcode& each : kPlainOpcodes) all[each.code] = each;
     return all;
-}
-constexpr auto kOpcodes = opcodes();
+}();
 
 // ---- the Unpickler's stack, with what matters of each value ----
 
