@@ -130,31 +130,6 @@ std::pair<std::string, nb::dict> thresholds_of(const Comm& c) {
             by_name(agreed.thresholds)};
 }
 
-std::shared_ptr<Comm> split_comm(Comm& c, int64_t color, int64_t key) {
-    ReleaseGil released;
-    return c.split(color, key);
-}
-
-std::shared_ptr<Comm> shrink(Comm& c, const std::vector<int>& exclude) {
-    ReleaseGil released;
-    return c.shrink(exclude);
-}
-
-std::shared_ptr<Comm> restore(Comm& c) {
-    ReleaseGil released;
-    return c.restore();
-}
-
-std::map<int, std::string> failed(const Comm& c) {
-    ReleaseGil released;
-    return c.failed();
-}
-
-std::optional<std::string> close_comm(Comm& c, double timeout) {
-    ReleaseGil released;
-    return c.close(timeout);
-}
-
 }  // namespace
 
 void bind_comm(nb::module_& m) {
@@ -186,19 +161,19 @@ void bind_comm(nb::module_& m) {
         .def("algorithms", &algorithms_of, nb::arg("operation"), nb::arg("bytes"))
         .def_prop_ro("thresholds", &thresholds_of)
         .def_prop_ro("numa_nodes", [](const Comm& c) { return c.conditions().nodes.members; })
-        .def("split", &split_comm, nb::arg("color"), nb::arg("key"))
+        .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
-        .def("failed", &failed)
+        .def("failed", &Comm::failed, Release())
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
-        .def("shrink", &shrink, nb::arg("exclude"))
-        .def("restore", &restore)
+        .def("shrink", &Comm::shrink, nb::arg("exclude"), Release())
+        .def("restore", &Comm::restore, Release())
         .def("name_group", &Comm::name_group, nb::arg("name"))
         .def("numbers_in", &Comm::numbers_in, nb::arg("former"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("announce_end", &Comm::announce_end)
         .def("lend", &rankwise::capi::lent)
-        .def("close", &close_comm, nb::arg("timeout"));
+        .def("close", &Comm::close, nb::arg("timeout"), Release());
 
     bind_messages(m, comm);
     bind_objects(m, comm);
@@ -213,7 +188,6 @@ void bind_comm(nb::module_& m) {
     };
     comm.def("barrier", &barrier<&Comm::barrier>)
         .def("barrier_without_sync", &barrier<&Comm::barrier_without_sync>)
-        .def("start_barrier", started(&Comm::barrier), description, keep)
         .def("start_barrier_without_sync", started(&Comm::barrier_without_sync), description, keep);
     both(Op::AllReduce, &Comm::all_reduce, ptr, count, dtype, op);
     both(Op::Broadcast, &Comm::broadcast, ptr, count, dtype, root);

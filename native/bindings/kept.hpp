@@ -8,6 +8,7 @@ public:
     explicit Kept(nb::object object) : object_(object.release().ptr()) {}
     Kept(const Kept&) = delete;
     ~Kept();
+    PyObject* get() const { return object_; }
     // Releases the reference now. The caller holds the GIL, and no lock.
     void release() { Py_CLEAR(object_); }
 

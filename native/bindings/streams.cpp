@@ -10,31 +10,6 @@ namespace {
 using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
-// A reference to a function that a stream will call. It is released with the GIL, in whatever thread that happens.
-class FunctionReference {
-public:
-    explicit FunctionReference(PyObject* function) : function_(function) {}
-    FunctionReference(const FunctionReference&) = delete;
-    ~FunctionReference() {
-        if (!function_ || !nb::is_alive()) return;
-        HoldGil gil;
-        Py_DECREF(function_);
-    }
-    PyObject* detach() { return std::exchange(function_, nullptr); }
-
-private:
-    PyObject* function_;
-};
-
-void call_and_release(PyObject* function) {
-    HoldGil gil;
-    PyObject* result = acquiring_gil(
-        [&] { return PyObject_CallNoArgs(function); });  // it may still run when the interpreter shuts down
-    if (result) Py_DECREF(result);
-    else PyErr_WriteUnraisable(function);
-    Py_DECREF(function);
-}
-
 TaskHandle submit(HostStream& stream, nb::callable function) {
     return {stream.submit(python_task(std::move(function)), true), nullptr};
 }
@@ -78,8 +53,14 @@ struct HostEvents {};
 }  // namespace
 
 std::function<void()> python_task(nb::callable function) {
-    auto reference = std::make_shared<FunctionReference>(function.release().ptr());
-    return [reference = std::move(reference)] { call_and_release(reference->detach()); };
+    return [function = std::make_shared<Kept>(std::move(function))] {
+        HoldGil gil;
+        PyObject* result = acquiring_gil(
+            [&] { return PyObject_CallNoArgs(function->get()); });  // it may still run when the interpreter shuts down
+        if (result) Py_DECREF(result);
+        else PyErr_WriteUnraisable(function->get());
+        function->release();
+    };
 }
 
 void bind_streams(nb::module_& m) {
