@@ -32,20 +32,11 @@ struct Python final : rankwise::Embedding {
     std::string call_site() override {
         if (std::string site = rankwise::capi::call_site(); !site.empty()) return site;
         HoldGil gil;
-        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
         std::string site;
-        while (frame && site.empty()) {
-            PyCodeObject* code = PyFrame_GetCode(frame);
-            const char* file = PyUnicode_AsUTF8(code->co_filename);
-            if (!file) PyErr_Clear();
-            else if (!passes_call_on(file))
-                site = std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
-            Py_DECREF(code);
-            PyFrameObject* caller = PyFrame_GetBack(frame);
-            Py_DECREF(frame);
-            frame = caller;
-        }
-        Py_XDECREF(frame);
+        walk_frames([&](PyFrameObject* frame, PyCodeObject* code) {
+            site = program_line(frame, code);
+            return !site.empty();
+        });
         return site;
     }
 
@@ -88,11 +79,14 @@ Python& the_python() {
 
 }  // namespace
 
-bool passes_call_on(const char* file) {
-    const std::string_view name(file);
-    return name.starts_with(package()) || name.starts_with("<frozen ") ||
-           name.find("/torch/distributed/") != std::string_view::npos ||
-           name.find("/site-packages/mpi4py/") != std::string_view::npos;
+std::string program_line(PyFrameObject* frame, PyCodeObject* code) {
+    const char* const file = PyUnicode_AsUTF8(code->co_filename);
+    if (!file) PyErr_Clear();
+    const std::string_view name(file ? file : "");
+    const bool passes_on = name.empty() || name.starts_with(package()) || name.starts_with("<frozen ") ||
+                           name.find("/torch/distributed/") != name.npos ||
+                           name.find("/site-packages/mpi4py/") != name.npos;
+    return passes_on ? "" : std::string(name) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
 }
 
 rankwise::Embedding& python() { return the_python(); }

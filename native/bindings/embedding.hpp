@@ -1,8 +1,24 @@
 // Python as the program that embeds the engine.
 #pragma once
+#include <Python.h>
+
+#include <string>
+
 #include "sync/embedding.hpp"
 
 rankwise::Embedding& python();
-// Whether a frame of this file only passes a call on: in this package, in mpi4py or torch.distributed, or in Python's
-// frozen modules.
-bool passes_call_on(const char* file);
+// Where this frame is in its code, "train.py:12"; "" if it only passes a call on: in this package, in mpi4py or
+// torch.distributed, or in Python's frozen modules.
+std::string program_line(PyFrameObject* frame, PyCodeObject* code);
+
+// Calls look(frame, code) for the frames of the calling thread, the innermost one first, until it returns true.
+template <class Look> void walk_frames(const Look& look) {
+    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    while (frame) {
+        PyCodeObject* const code = PyFrame_GetCode(frame);
+        PyFrameObject* const caller = look(frame, code) ? nullptr : PyFrame_GetBack(frame);
+        Py_DECREF(code);
+        Py_DECREF(frame);
+        frame = caller;
+    }
+}

@@ -18,20 +18,12 @@ namespace {
 class CallSites {
 public:
     uint32_t find(CallWriter& writer) {
-        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-        uint32_t site = 0;
-        while (frame) {
-            PyCodeObject* code = PyFrame_GetCode(frame);
+        uint32_t site = kPassesOn;
+        walk_frames([&](PyFrameObject* frame, PyCodeObject* code) {
             site = look_up(writer, frame, code);
-            Py_DECREF(code);
-            if (site != kPassesOn) break;
-            site = 0;
-            PyFrameObject* caller = PyFrame_GetBack(frame);
-            Py_DECREF(frame);
-            frame = caller;
-        }
-        Py_XDECREF(frame);
-        return site;
+            return site != kPassesOn;
+        });
+        return site == kPassesOn ? 0 : site;
     }
 
 private:
@@ -53,11 +45,8 @@ private:
 #endif
         if (const auto known = sites_.find(place); known != sites_.end()) return known->second;
         if (sites_.size() >= 2 * kCallSites) return 0;  // a program that makes code without end
-        const char* file = PyUnicode_AsUTF8(code->co_filename);
-        if (!file) PyErr_Clear();
-        uint32_t site = 0;
-        if (file && passes_call_on(file)) site = kPassesOn;
-        else if (file) site = writer.add_site(std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(frame)));
+        const std::string line = program_line(frame, code);
+        const uint32_t site = line.empty() ? kPassesOn : writer.add_site(line);
         Py_INCREF(code);  // no other code may take its address
         sites_.emplace(place, site);
         return site;
