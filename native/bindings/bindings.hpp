@@ -39,15 +39,11 @@ inline uint64_t checked_count(int64_t count) {
 }
 
 inline rankwise::DType checked_dtype(int dtype) {
-    if (dtype < 0 || dtype >= rankwise::kDTypes)
-        throw rankwise::BadArgument("dtype: " + std::to_string(dtype) + " given, expected a DType");
-    return rankwise::DType(dtype);
+    return rankwise::DType(rankwise::checked_number("dtype", dtype, rankwise::kDTypes, "a DType"));
 }
 
 inline rankwise::ReduceOp checked_op(int op) {
-    if (op < 0 || op >= rankwise::kReduceOps)
-        throw rankwise::BadArgument("op: " + std::to_string(op) + " given, expected a ReduceOp");
-    return rankwise::ReduceOp(op);
+    return rankwise::ReduceOp(rankwise::checked_number("op", op, rankwise::kReduceOps, "a ReduceOp"));
 }
 
 inline constexpr long kTags = 1l << 31;

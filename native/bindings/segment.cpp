@@ -12,11 +12,7 @@ namespace {
 
 using NamePairs = std::vector<std::pair<std::string, std::string>>;
 
-void check_rank(const Segment& s, int rank) {
-    if (rank < 0 || rank >= s.world_size())
-        throw rankwise::BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
-                                    std::to_string(s.world_size() - 1));
-}
+int checked(const Segment& s, int rank) { return rankwise::checked_number("rank", rank, s.world_size()); }
 
 }  // namespace
 
@@ -55,33 +51,23 @@ void bind_segment(nb::module_& m) {
         .def(
             "mark_exited",
             [](Segment& s, int rank, int status, int pid, uint32_t restart) {
-                check_rank(s, rank);
                 rankwise::QualifiedPid unknown;  // of a rank that never joined
-                s.record(rank).pid.compare_exchange_strong(unknown, {pid, rankwise::QualifiedPid::own().pid_namespace});
+                s.record(checked(s, rank))
+                    .pid.compare_exchange_strong(unknown, {pid, rankwise::QualifiedPid::own().pid_namespace});
                 s.mark_exited(rank, status, restart);
             },
             nb::arg("rank"), nb::arg("status"), nb::arg("pid"), nb::arg("restart") = 0)
         .def(
-            "add_pidfd",
-            [](Segment& s, int rank, int pidfd) {
-                check_rank(s, rank);
-                s.add_pidfd(rank, pidfd);
-            },
-            nb::arg("rank"), nb::arg("pidfd"))
+            "add_pidfd", [](Segment& s, int rank, int pidfd) { s.add_pidfd(checked(s, rank), pidfd); }, nb::arg("rank"),
+            nb::arg("pidfd"))
         .def(
-            "give_up",
-            [](Segment& s, int rank) {
-                check_rank(s, rank);
-                s.give_up(rank);
-            },
-            nb::arg("rank"))
+            "give_up", [](Segment& s, int rank) { s.give_up(checked(s, rank)); }, nb::arg("rank"))
         .def("announce_statuses", [](Segment& s) { s.header().statuses_expected = 1; })
         .def("announce_restarts", [](Segment& s) { s.header().restarts_expected = 1; })
         .def(
             "state",
             [](const Segment& s, int rank) {
-                check_rank(s, rank);
-                const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), rank);
+                const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), checked(s, rank));
                 const bool begun = where.inside || where.begun();
                 return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)),
                                        begun ? where.operation->sequence : 0,

@@ -9,16 +9,7 @@ using namespace rankwise;
 
 namespace {
 
-void check_rank(const SegmentView& v, int rank) {
-    if (rank < 0 || rank >= v.header().world_size)
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
-                          std::to_string(v.header().world_size - 1));
-}
-
-const RankRecord& record(const SegmentView& v, int rank) {
-    check_rank(v, rank);
-    return v.header().ranks[rank];
-}
+int checked(const SegmentView& v, int rank) { return checked_number("rank", rank, v.header().world_size); }
 
 struct RankState {
     QualifiedPid pid;
@@ -30,7 +21,7 @@ struct RankState {
 };
 
 RankState state(const SegmentView& v, int rank) {
-    const RankRecord& r = record(v, rank);
+    const RankRecord& r = v.header().ranks[checked(v, rank)];
     const bool joined =
         r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
     const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
@@ -70,7 +61,8 @@ private:
 class TraceWriter {
 public:
     TraceWriter(int segment_fd, int rank)
-        : segment_(Segment::attach(segment_fd)), tracer_(*segment_, checked(rank)), owner_(getpid()) {
+        : segment_(Segment::attach(segment_fd)),
+          tracer_(*segment_, checked_number("rank", rank, segment_->world_size())), owner_(getpid()) {
         segment_->record(rank).pid = QualifiedPid::own();
     }
 
@@ -87,11 +79,6 @@ public:
     void name_group(uint32_t number, const std::string& name) { segment_->name_group(number, name); }
 
 private:
-    int checked(int rank) const {
-        if (rank >= 0 && rank < segment_->world_size()) return rank;
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
-                          std::to_string(segment_->world_size() - 1));
-    }
     std::shared_ptr<Segment> segment_;
     Tracer tracer_;
     const int owner_;
@@ -165,11 +152,7 @@ void bind_trace(nb::module_& m) {
         .def_prop_ro("started", [](const SegmentView& v) { return v.header().started.realtime; })
         .def("state", &state, nb::arg("rank"))
         .def(
-            "operations",
-            [](const SegmentView& v, int rank) {
-                check_rank(v, rank);
-                return operations(v.header(), rank);
-            },
+            "operations", [](const SegmentView& v, int rank) { return operations(v.header(), checked(v, rank)); },
             nb::arg("rank"));
     nb::class_<WrittenOperation>(m, "WrittenOperation", "An operation in progress, in the trace of a TraceWriter.")
         .def("wait", &WrittenOperation::wait)

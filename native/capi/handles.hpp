@@ -41,15 +41,9 @@ template <class T> T& result(T* where, const char* argument) {
     return *where;
 }
 inline DType checked(rankwise_dtype dtype) {
-    if (int(dtype) < 0 || int(dtype) >= kDTypes)
-        throw BadArgument("dtype: " + std::to_string(int(dtype)) + " given, expected a rankwise_dtype");
-    return DType(dtype);
+    return DType(checked_number("dtype", int(dtype), kDTypes, "a rankwise_dtype"));
 }
-inline ReduceOp checked(rankwise_op op) {
-    if (int(op) < 0 || int(op) >= kReduceOps)
-        throw BadArgument("op: " + std::to_string(int(op)) + " given, expected a rankwise_op");
-    return ReduceOp(op);
-}
+inline ReduceOp checked(rankwise_op op) { return ReduceOp(checked_number("op", int(op), kReduceOps, "a rankwise_op")); }
 // Who computes a length below 0 gets here a very large one.
 inline uint64_t checked(uint64_t count) {
     if (count > uint64_t(INT64_MAX))

@@ -75,10 +75,7 @@ Comm::Lock Comm::lock(const CallOptions& options) {
 
 std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
                                  const Settings& settings, uint32_t restart) {
-    if (rank < 0 || rank >= segment->world_size())
-        throw BadArgument("rank: " + std::to_string(rank) + " given, expected 0 to " +
-                          std::to_string(segment->world_size() - 1));
-    RankRecord& me = segment->record(rank);
+    RankRecord& me = segment->record(checked_number("rank", rank, segment->world_size()));
     if (me.joined.load() > restart)
         throw BadArgument("rank: " + std::to_string(rank) + " given, which has already joined this segment");
     SegmentHeader& header = segment->header();

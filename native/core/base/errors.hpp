@@ -69,6 +69,14 @@ struct OutOfMemory : Error {
     using Error::Error;
 };
 
+// The number, if it is from 0 to end - 1. Throws BadArgument for any other: "dtype: 99 given, expected a DType".
+// expected: by default "0 to 7".
+inline int checked_number(const char* argument, int number, int end, const char* expected = nullptr) {
+    if (number >= 0 && number < end) return number;
+    throw BadArgument(std::string(argument) + ": " + std::to_string(number) + " given, expected " +
+                      (expected ? expected : "0 to " + std::to_string(end - 1)));
+}
+
 // Parts of an error's text.
 std::string seconds(double value);                      // "2.5 s"
 std::string mib(size_t bytes);                          // "3 MiB"
