@@ -64,12 +64,10 @@ void all_gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Bl
 
 void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     StepRing& s = t.ring;
-    const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
+    const size_t mine = blocks.size(s.rank), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (s.n == 1) return copy_own_block(s, own, send, mine, mine);  // a group of one has no staging
-    Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) {
-        return tuning::all_gather(c, largest, s.non_temporal(total * size_t(s.n)));
-    });
+    Choice choice = chosen(t, Op::AllGather, {blocks.largest(), total}, s.non_temporal(total * size_t(s.n)));
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

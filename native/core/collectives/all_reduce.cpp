@@ -80,7 +80,7 @@ static void all_reduce_flat(StepRing& s, uint8_t* data, size_t count, size_t ite
 void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
     StepRing& s = t.ring;
     const size_t bytes = count * item;
-    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::all_reduce(c, bytes); });
+    Choice choice = chosen(t, Op::AllReduce, bytes);
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

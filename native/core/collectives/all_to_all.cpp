@@ -60,8 +60,7 @@ static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, c
 void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
     StepRing& s = t.ring;
     if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
-    const Extent extent(largest, out.total());
-    Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::all_to_all(c, extent); });
+    Choice choice = chosen(t, Op::AllToAll, {largest, out.total()});
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: return all_to_all_inline(s, send, recv, out);

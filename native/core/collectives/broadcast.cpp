@@ -50,7 +50,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
     StepRing& s = t.ring;
     if (s.n == 1) return;  // a group of one has no staging
     const bool from_me = s.rank == root;
-    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::broadcast(c, bytes); });
+    Choice choice = chosen(t, Op::Broadcast, bytes);
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

@@ -33,12 +33,14 @@ bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes,
 bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
                               size_t item, ReduceKernel kernel);
 
-// The forced algorithm of the current call, or the tuning table's choice.
-template <class Table> inline Choice chosen(const Transport& t, const Extent& extent, Table&& table) {
+// The forced algorithm of the current call, or the tuning table's choice. op: of the call, or the operation of which it
+// is the vector variant. non_temporal: as in tuning::choose.
+[[gnu::always_inline]] inline Choice chosen(const Transport& t, Op op, const Extent& extent,
+                                            bool non_temporal = false) {
     const Algorithm forced = t.conditions().forced[size_t(t.log.op())];
     if (forced != Algorithm::None && extent.total) [[unlikely]]
         return tuning::forced(t.conditions(), t.log.op(), extent, forced);
-    return table(t.conditions());
+    return tuning::choose(t.conditions(), op, extent, non_temporal);
 }
 // Throws: all ranks have found that the forced algorithm cannot run.
 [[noreturn]] inline void none_can_run(const Transport& t) { tuning::none_can_run(t.conditions(), t.log.op()); }

@@ -60,8 +60,8 @@ static void gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const
 void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
     StepRing& s = t.ring;
     const bool to_me = s.rank == root;
-    const size_t mine = blocks.size(s.rank), largest = blocks.largest(), total = blocks.total();
-    Choice choice = chosen(t, {largest, total}, [&](const Conditions& c) { return tuning::gather(c, largest); });
+    const size_t mine = blocks.size(s.rank);
+    Choice choice = chosen(t, Op::Gather, {blocks.largest(), blocks.total()});
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

@@ -30,7 +30,7 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
     StepRing& s = t.ring;
     const size_t bytes = count * item;
     const bool to_me = s.rank == root;
-    Choice choice = chosen(t, bytes, [&](const Conditions& c) { return tuning::reduce(c, bytes); });
+    Choice choice = chosen(t, Op::Reduce, bytes);
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

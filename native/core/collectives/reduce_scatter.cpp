@@ -36,7 +36,7 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
                     ReduceKernel kernel) {
     StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), total = blocks.total();
-    Choice choice = chosen(t, total, [&](const Conditions& c) { return tuning::reduce_scatter(c, total); });
+    Choice choice = chosen(t, Op::ReduceScatter, total);
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

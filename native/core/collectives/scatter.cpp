@@ -61,7 +61,7 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Extent extent(blocks.largest(), blocks.total());
-    Choice choice = chosen(t, extent, [&](const Conditions& c) { return tuning::scatter(c, extent); });
+    Choice choice = chosen(t, Op::Scatter, extent);
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {

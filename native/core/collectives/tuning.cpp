@@ -19,8 +19,7 @@ template <class List, class Name> std::string joined(const List& list, Name&& na
 // Why the algorithm cannot run, or "".
 std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algorithm) {
     using enum Algorithm;
-    const bool by_block = op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV;
-    const size_t bytes = by_block ? e.largest : e.total, limit = algorithm == Inline ? kInline : kFlatLimit;
+    const size_t bytes = in_header(op, e), limit = algorithm == Inline ? kInline : kFlatLimit;
     if (algorithm == Inline || (algorithm == Flat && op == Op::AllReduce))
         if (bytes > limit)
             return "it takes at most " + std::to_string(limit) + " bytes, and this call has " + std::to_string(bytes);
@@ -146,25 +145,12 @@ Tuning parse_tuning(const std::vector<NamedValue>& values) {
 
 std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t non_temporal_from) {
     const size_t n = size_t(c.ranks);
-    const auto table = [&]() -> Choice {
-        switch (op) {
-        case Op::AllReduce: return all_reduce(c, bytes);
-        case Op::Broadcast: return broadcast(c, bytes);
-        case Op::Reduce: return reduce(c, bytes);
-        case Op::AllGather: return all_gather(c, bytes, bytes * n * n >= non_temporal_from);
-        case Op::Gather: return gather(c, bytes);
-        case Op::Scatter: return scatter(c, {bytes / n, bytes});
-        case Op::ReduceScatter: return reduce_scatter(c, bytes);
-        case Op::AllToAll: return all_to_all(c, {bytes / n, bytes});
-        default: return Algorithm::None;
-        }
-    };
+    const Extent extent = op == Op::AllGather || op == Op::Gather ? Extent(bytes, bytes * n) : Extent(bytes / n, bytes);
     const Algorithm only = bytes ? c.forced[size_t(op)] : Algorithm::None;
     std::vector<Algorithm> all;
-    if (only != Algorithm::None && !obstacle(c, op, bytes, only).empty()) return all;
-    for (Choice choice = only == Algorithm::None ? table() : Choice(only); choice.first() != Algorithm::None;
-         choice = choice.rest())
-        all.push_back(choice.first());
+    if (only != Algorithm::None && !obstacle(c, op, extent, only).empty()) return all;
+    Choice choice = only == Algorithm::None ? choose(c, op, extent, bytes * n * n >= non_temporal_from) : only;
+    for (; choice.first() != Algorithm::None; choice = choice.rest()) all.push_back(choice.first());
     return all;
 }
 

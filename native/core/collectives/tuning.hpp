@@ -60,6 +60,15 @@ Choice forced(const Conditions& c, Op op, const Extent& e, Algorithm algorithm);
 // All ranks have found that the algorithm that is forced on this call cannot run. Throws Unsupported.
 [[noreturn]] void none_can_run(const Conditions& c, Op op);
 
+inline bool splits(Algorithm algorithm) {
+    return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit;
+}
+
+// How many bytes a rank puts into a slot header with the inline algorithm: its own block, or all blocks.
+constexpr size_t in_header(Op op, const Extent& e) {
+    return op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV ? e.largest : e.total;
+}
+
 // For operations that copy whole blocks.
 inline Choice blocks_of(const Conditions& c, size_t largest, size_t single_copy_from) {
     using enum Algorithm;
@@ -76,64 +85,44 @@ inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy
                                                       : Choice(Registered, slots);
 }
 
-inline Choice all_reduce(const Conditions& c, size_t bytes) {
-    using enum Algorithm;
-    if (bytes <= kInline) return Inline;
-    const Thresholds& t = c.thresholds;
-    const size_t flat = std::min(t.flat_all_reduce / size_t(c.ranks), kFlatLimit);
-    return reduction_of(c, bytes, t.single_copy_all_reduce, t.by_node_all_reduce, bytes > flat ? Staged : Flat);
-}
-
-inline Choice reduce(const Conditions& c, size_t bytes) {
-    using enum Algorithm;
-    if (bytes <= kInline) return Inline;
-    const Thresholds& t = c.thresholds;
-    return reduction_of(c, bytes, t.single_copy_reduce, t.by_node_reduce,
-                        c.ranks > 2 && bytes > t.flat_reduce ? Staged : Flat);
-}
-
-inline Choice reduce_scatter(const Conditions& c, size_t total) {
-    using enum Algorithm;
-    return total <= kInline
-               ? Choice(Inline)
-               : reduction_of(c, total, c.thresholds.single_copy_reduce_scatter, Thresholds::kNever, Staged);
-}
-
-inline bool splits(Algorithm algorithm) {
-    return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit;
-}
-
 // Between two ranks, both copy.
 inline Choice broadcast(const Conditions& c, size_t bytes) {
     using enum Algorithm;
-    if (bytes <= kInline) return Inline;
     if (bytes >= c.thresholds.by_node_broadcast && c.divide_by_node) return ByNode;
     const Choice choice = blocks_of(c, bytes, c.thresholds.single_copy_broadcast);
     if (c.ranks != 2 || choice.first() == Staged) return choice;
     return {choice.first() == SingleCopy ? SingleCopySplit : RegisteredSplit, Staged};
 }
 
-// non_temporal: the results of all ranks are written with non-temporal stores, which only the slots allow.
 inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal) {
     using enum Algorithm;
-    if (largest <= kInline) return Inline;
-    const Thresholds& t = c.thresholds;
-    if (largest >= t.put_all_gather && !(c.yields && non_temporal))
+    if (largest >= c.thresholds.put_all_gather && !(c.yields && non_temporal))
         return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
-    return blocks_of(c, largest, t.single_copy_all_gather);
+    return blocks_of(c, largest, c.thresholds.single_copy_all_gather);
 }
 
-inline Choice gather(const Conditions& c, size_t largest) {
-    return largest <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, largest, c.thresholds.single_copy_gather);
-}
-
-inline Choice scatter(const Conditions& c, const Extent& e) {
-    return e.total <= kInline ? Choice(Algorithm::Inline) : blocks_of(c, e.largest, c.thresholds.single_copy_scatter);
-}
-
-inline Choice all_to_all(const Conditions& c, const Extent& e) {
-    return e.total <= kInline ? Choice(Algorithm::Inline)
-                              : blocks_of(c, e.largest, c.thresholds.single_copy_all_to_all);
+// The table. non_temporal: the results of all ranks of an all_gather are written with non-temporal stores, which only
+// the slots allow. Inlined, because an operation knows its `op` when it is compiled.
+[[gnu::always_inline]] inline Choice choose(const Conditions& c, Op op, const Extent& e, bool non_temporal) {
+    using enum Algorithm;
+    const Thresholds& t = c.thresholds;
+    if (in_header(op, e) <= kInline) return Inline;
+    switch (op) {
+    case Op::AllReduce: {
+        const size_t flat = std::min(t.flat_all_reduce / size_t(c.ranks), kFlatLimit);
+        return reduction_of(c, e.total, t.single_copy_all_reduce, t.by_node_all_reduce, e.total > flat ? Staged : Flat);
+    }
+    case Op::Reduce:
+        return reduction_of(c, e.total, t.single_copy_reduce, t.by_node_reduce,
+                            c.ranks > 2 && e.total > t.flat_reduce ? Staged : Flat);
+    case Op::ReduceScatter: return reduction_of(c, e.total, t.single_copy_reduce_scatter, Thresholds::kNever, Staged);
+    case Op::Broadcast: return broadcast(c, e.total);
+    case Op::AllGather: return all_gather(c, e.largest, non_temporal);
+    case Op::Gather: return blocks_of(c, e.largest, t.single_copy_gather);
+    case Op::Scatter: return blocks_of(c, e.largest, t.single_copy_scatter);
+    case Op::AllToAll: return blocks_of(c, e.largest, t.single_copy_all_to_all);
+    default: return None;
+    }
 }
 
 // A part of an array that its header cannot describe, or whose first axis the ranks cannot divide.
