@@ -9,33 +9,27 @@ namespace rankwise::collectives {
 
 namespace {
 
-// In the ranks' own memory, as reduce_in_memory.
+// In the ranks' own memory, as in_memory.
 bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(t, choice.memory(), {send, blocks.size(t.rank)});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    copy_own_block(t.ring, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
-    for (int i = 1; i < t.n; ++i) {
-        const int from = (t.rank + i) % t.n;
-        exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
-    }
-    exposed.finish_all();
-    return true;
+    return in_memory(t, choice, {send, blocks.size(t.rank)}, {}, -1, [&](ExposedBuffers& exposed) {
+        copy_own_block(t.ring, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
+        for (int i = 1; i < t.n; ++i) {
+            const int from = (t.rank + i) % t.n;
+            exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
+        }
+    });
 }
 
 // The same; a rank writes a piece to all ranks before the next one, because after the first rank it is in the cache.
 bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(t.rank), begin = blocks.offset(t.rank);
-    ExposedBuffers exposed(t, choice.memory(), {}, {recv, blocks.total()});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
-        const size_t length = std::min(tuning::kPutPiece, mine - at);
-        copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
-        for (int i = 1; i < t.n; ++i) exposed.put((t.rank + i) % t.n, send + at, begin + at, length);
-    }
-    exposed.finish_all();
-    return true;
+    return in_memory(t, choice, {}, {recv, blocks.total()}, -1, [&](ExposedBuffers& exposed) {
+        for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
+            const size_t length = std::min(tuning::kPutPiece, mine - at);
+            copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
+            for (int i = 1; i < t.n; ++i) exposed.put((t.rank + i) % t.n, send + at, begin + at, length);
+        }
+    });
 }
 
 void all_gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {

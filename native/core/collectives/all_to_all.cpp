@@ -16,19 +16,16 @@ static void all_to_all_inline(StepRing& s, const uint8_t* send, uint8_t* recv, c
     }
 }
 
-// In the ranks' own memory, as reduce_in_memory.
+// In the ranks' own memory, as in_memory.
 static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    ExposedBuffers exposed(t, choice.memory(), {send, blocks.total()});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
     const size_t block = blocks.size(0), mine = blocks.offset(t.rank);
-    copy_own_block(t.ring, recv + mine, send + mine, block, blocks.total() * size_t(t.n));
-    for (int i = 1; i < t.n; ++i) {
-        const int from = (t.rank + i) % t.n;
-        exposed.get(from, recv + blocks.offset(from), mine, block);
-    }
-    exposed.finish_all();
-    return true;
+    return in_memory(t, choice, {send, blocks.total()}, {}, -1, [&](ExposedBuffers& exposed) {
+        copy_own_block(t.ring, recv + mine, send + mine, block, blocks.total() * size_t(t.n));
+        for (int i = 1; i < t.n; ++i) {
+            const int from = (t.rank + i) % t.n;
+            exposed.get(from, recv + blocks.offset(from), mine, block);
+        }
+    });
 }
 
 static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,

@@ -8,22 +8,15 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as reduce_in_memory.
+// In the ranks' own memory, as in_memory.
 static bool broadcast_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, int root) {
     const bool from_me = t.rank == root, split = tuning::splits(choice.first());
     const size_t read = split ? bytes / 2 : bytes;
-    ExposedBuffers exposed(t, choice.memory(), {from_me ? data : nullptr, bytes},
-                           {split && !from_me ? data : nullptr, bytes});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    if (from_me) {
-        if (split) exposed.put(1 - root, data + read, read, bytes - read);
-        exposed.finish_all();
-    } else {
-        exposed.get(root, data, 0, read);
-        exposed.finish_with(root);
-    }
-    return true;
+    const OwnBuffer readable{from_me ? data : nullptr, bytes}, writable{split && !from_me ? data : nullptr, bytes};
+    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+        if (!from_me) exposed.get(root, data, 0, read);
+        else if (split) exposed.put(1 - root, data + read, read, bytes - read);
+    });
 }
 
 static void broadcast_staged(StepRing& s, uint8_t* data, size_t bytes, int root) {

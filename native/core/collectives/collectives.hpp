@@ -26,8 +26,7 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
 void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 void broadcast_by_node(Transport& t, uint8_t* data, size_t bytes, int root);
 
-// Reductions in the ranks' own memory, if they agree that it is such as an algorithm of the choice needs. Otherwise
-// they return false, with nothing done, and `choice` is what is left of it. root: as in reduce_staged.
+// Reductions in the ranks' own memory, as in_memory. root: as in reduce_staged.
 bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
                       int root);
 bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
@@ -44,6 +43,19 @@ bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send,
 }
 // Throws: all ranks have found that the forced algorithm cannot run.
 [[noreturn]] inline void none_can_run(const Transport& t) { tuning::none_can_run(t.conditions(), t.log.op()); }
+
+// Runs work(exposed) in memory that all ranks expose, if they agree that it is such as an algorithm of the choice
+// needs. Otherwise returns false, with nothing done, and `choice` is what is left of it. root: as in finish.
+template <class Work>
+bool in_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const OwnBuffer& writable, int root,
+               Work&& work) {
+    ExposedBuffers exposed(t, choice.memory(), readable, writable);
+    choice = choice.in(exposed.exposure());
+    if (exposed.exposure() == Exposure::None) return false;
+    work(exposed);
+    exposed.finish(root);
+    return true;
+}
 
 // Each other rank's share of a slot, in bytes: whole cache lines.
 inline size_t share_of_slot(const StepRing& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }

@@ -6,32 +6,28 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as reduce_in_memory. Every rank writes its block into root's memory; of two ranks root
+// In the ranks' own memory, as in_memory. Every rank writes its block into root's memory; of two ranks root
 // reads a part of the other's block, so that both copy for the same time.
 static bool gather_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
                              int root) {
     const bool to_me = t.rank == root, read = t.n == 2 && !to_me;
-    ExposedBuffers exposed(t, choice.memory(), {read ? send : nullptr, blocks.size(t.rank), true},
-                           {to_me ? recv : nullptr, blocks.total()});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    const bool non_temporal = t.ring.non_temporal(blocks.total()) && !exposed.writable_registered(root);
-    const auto written = [&](int from) {  // by the rank itself
-        const size_t block = blocks.size(from);
-        return exposed.readable(from) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal) : block;
-    };
-    if (!to_me) {
-        exposed.put(root, send, blocks.offset(t.rank), written(t.rank));
-        return exposed.finish_with(root), true;
-    }
-    copy_own_block(t.ring, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
-    for (int from = 0; from < t.n; ++from) {
-        if (from == root) continue;
-        const size_t already = written(from);
-        exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
-    }
-    exposed.finish_all();
-    return true;
+    const OwnBuffer readable{read ? send : nullptr, blocks.size(t.rank), true},
+        writable{to_me ? recv : nullptr, blocks.total()};
+    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+        const bool non_temporal = t.ring.non_temporal(blocks.total()) && !exposed.writable_registered(root);
+        const auto written = [&](int from) {  // by the rank itself
+            const size_t block = blocks.size(from);
+            return exposed.readable(from) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal)
+                                          : block;
+        };
+        if (!to_me) return exposed.put(root, send, blocks.offset(t.rank), written(t.rank));
+        copy_own_block(t.ring, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+        for (int from = 0; from < t.n; ++from) {
+            if (from == root) continue;
+            const size_t already = written(from);
+            exposed.get(from, recv + blocks.offset(from) + already, already, blocks.size(from) - already);
+        }
+    });
 }
 
 static void gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {

@@ -82,23 +82,20 @@ void reduce_single_copy(Transport& t, ExposedBuffers& exposed, uint8_t* data, si
 bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
                       int root) {
     const bool receives = root < 0 || t.rank == root;
-    ExposedBuffers exposed(t, choice.memory(), {data, bytes}, {receives ? data : nullptr, bytes});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    if (choice.first() == Algorithm::Registered)
-        reduce_registered(t, {t, exposed, data, bytes}, bytes, item, kernel, root);
-    else reduce_single_copy(t, exposed, data, bytes, item, kernel, root);
-    exposed.finish_all();
-    return true;
+    return in_memory(t, choice, {data, bytes}, {receives ? data : nullptr, bytes}, -1, [&](ExposedBuffers& exposed) {
+        if (choice.first() == Algorithm::Registered)
+            reduce_registered(t, {t, exposed, data, bytes}, bytes, item, kernel, root);
+        else reduce_single_copy(t, exposed, data, bytes, item, kernel, root);
+    });
 }
 
 bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
                               size_t item, ReduceKernel kernel) {
     const size_t offset = blocks.offset(t.rank), mine = blocks.size(t.rank);
-    ExposedBuffers exposed(t, choice.memory(), {send, blocks.total()});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    if (choice.first() == Algorithm::Registered) {
+    return in_memory(t, choice, {send, blocks.total()}, {}, -1, [&](ExposedBuffers& exposed) {
+        if (choice.first() != Algorithm::Registered)
+            return reduce_exposed(t, exposed, send, offset, recv, mine, item, kernel,
+                                  [](const uint8_t*, size_t, size_t) {});
         const RegisteredBuffers all(t, exposed, send, blocks.total());
         for (size_t at = 0; at < mine; at += kBytesPerCheck) {
             t.memory.check();
@@ -107,11 +104,7 @@ bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send,
             for (int r = 0; r < t.n; ++r) sources[r] = all.of[r] + offset + at;
             kernel(recv + at, sources, t.n, length / item, t.n);
         }
-    } else {
-        reduce_exposed(t, exposed, send, offset, recv, mine, item, kernel, [](const uint8_t*, size_t, size_t) {});
-    }
-    exposed.finish_all();
-    return true;
+    });
 }
 
 }  // namespace rankwise::collectives

@@ -6,28 +6,24 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as reduce_in_memory. The others read their blocks in root's memory while it copies its own,
+// In the ranks' own memory, as in_memory. The others read their blocks in root's memory while it copies its own,
 // and of two ranks some of the other's.
 static bool scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
                               int root) {
     const bool from_me = t.rank == root;
     const size_t some = tuning::copied_by_root(t.conditions(), blocks.size(t.n == 2 ? 1 - root : 0),
                                                t.ring.non_temporal(blocks.total()));
-    ExposedBuffers exposed(t, choice.memory(), {from_me ? send : nullptr, blocks.total()},
-                           {some && !from_me ? recv : nullptr, blocks.size(t.rank), true});
-    choice = choice.in(exposed.exposure());
-    if (exposed.exposure() == Exposure::None) return false;
-    const size_t taken = some && exposed.writable(1 - root) && !exposed.readable_registered(root) ? some : 0;
-    if (from_me) {
+    const OwnBuffer readable{from_me ? send : nullptr, blocks.total()},
+        writable{some && !from_me ? recv : nullptr, blocks.size(t.rank), true};
+    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+        const size_t taken = some && exposed.writable(1 - root) && !exposed.readable_registered(root) ? some : 0;
+        if (!from_me) return exposed.get(root, recv, blocks.offset(t.rank), blocks.size(t.rank) - taken);
         copy_own_block(t.ring, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
             exposed.put(other, send + blocks.offset(other) + read, read, taken);
         }
-        return exposed.finish_all(), true;
-    }
-    exposed.get(root, recv, blocks.offset(t.rank), blocks.size(t.rank) - taken);
-    return exposed.finish_with(root), true;
+    });
 }
 
 static void scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {

@@ -16,7 +16,7 @@ struct OwnBuffer {
     bool optional = false;  // the operation also works if it cannot be accessed
 };
 
-// The constructor posts a step, and so do finish_all and finish_with.
+// The constructor posts a step, and so does finish.
 class ExposedBuffers {
 public:
     // Exposes `readable` to get, and `writable` to put. least: the operation needs such memory. Waits for the others,
@@ -45,13 +45,12 @@ public:
         memory_.put(peer, src, words_[peer].writable + offset, bytes);
     }
 
-    // Announce that this rank has finished, and wait until all ranks, or one peer, have finished too.
-    void finish_all() {
-        s_.await_all(s_.post());
-        memory_.set_exposed(false);
-    }
-    void finish_with(int peer) {
-        s_.await(peer, s_.post());
+    // Announces that this rank has finished, and waits until all ranks have. If `root` is a rank, only that one waits
+    // for all, and the others wait for it alone.
+    void finish(int root) {
+        const uint64_t step = s_.post();
+        if (root < 0 || root == s_.rank) s_.await_all(step);
+        else s_.await(root, step);
         memory_.set_exposed(false);
     }
 
