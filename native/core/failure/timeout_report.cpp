@@ -3,68 +3,18 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
+#include <string_view>
 
 namespace rankwise {
 
 namespace {
 
-// Serialises numbers and texts.
-class Writer {
-public:
-    void add(uint64_t number) { bytes_.append(reinterpret_cast<const char*>(&number), sizeof number); }
-    void add(const std::string& text) {
-        add(text.size());
-        bytes_ += text;
-    }
-    void add(const RankTexts& texts) {
-        add(texts.size());
-        for (const auto& [rank, text] : texts) add(uint64_t(rank)), add(text);
-    }
-    const std::string& bytes() const { return bytes_; }
-
-private:
-    std::string bytes_;
-};
-
-// Reads what a Writer has written; behind the end, and behind what a stray write has overwritten, zeros and empty
-// texts.
-class Reader {
-public:
-    Reader(const uint8_t* at, size_t bytes) : at_(at), left_(bytes) {}
-    uint64_t number() {
-        uint64_t value = 0;
-        if (const uint8_t* const bytes = next(sizeof value)) std::memcpy(&value, bytes, sizeof value);
-        return value;
-    }
-    std::string text() {
-        const uint64_t size = number();
-        const uint8_t* const bytes = next(size);
-        return bytes ? std::string(reinterpret_cast<const char*>(bytes), size) : "";
-    }
-    std::vector<int> ranks() {
-        std::vector<int> value;
-        for (uint64_t count = number(); count > 0 && left_; --count) value.push_back(int(number()));
-        return value;
-    }
-    RankTexts rank_texts() {
-        RankTexts value;
-        for (uint64_t count = number(); count > 0 && left_; --count) {
-            const int rank = int(number());
-            value.emplace_back(rank, text());
-        }
-        return value;
-    }
-
-private:
-    const uint8_t* next(uint64_t bytes) {
-        if (bytes > left_) left_ = 0;
-        if (!left_) return nullptr;
-        left_ -= bytes;
-        return std::exchange(at_, at_ + bytes);
-    }
-    const uint8_t* at_;
-    uint64_t left_;
+// A report in the segment is a list of entries, each followed by its text; a zero ends it.
+struct Entry {
+    enum Kind : int32_t { None, Headline, Missing, State, Stack };
+    Kind kind;
+    int32_t rank;
+    uint64_t bytes;  // of the text
 };
 
 // Ranks whose states differ only in the time: "in all_reduce #12 for 2.9 s", split before and after the 2.9.
@@ -85,28 +35,42 @@ SameState parse_state(int rank, const std::string& state) {
 }  // namespace
 
 uint64_t write_report(Segment& segment, const TimeoutReport& report) {
-    Writer writer;
-    writer.add(report.headline);
-    writer.add(report.missing.size());
-    for (int rank : report.missing) writer.add(uint64_t(rank));
-    writer.add(report.states);
-    writer.add(report.stacks);
+    std::string all;
+    const auto add = [&](Entry::Kind kind, int rank, const std::string& text) {
+        const Entry entry{kind, rank, text.size()};
+        all.append(reinterpret_cast<const char*>(&entry), sizeof entry) += text;
+    };
+    add(Entry::Headline, 0, report.headline);
+    for (int rank : report.missing) add(Entry::Missing, rank, "");
+    for (const auto& [rank, state] : report.states) add(Entry::State, rank, state);
+    for (const auto& [rank, stack] : report.stacks) add(Entry::Stack, rank, stack);
     try {
-        const uint64_t offset = segment.heap().allocate(writer.bytes().size(), BlockKind::Text);
-        std::memcpy(segment.at(offset), writer.bytes().data(), writer.bytes().size());
+        const uint64_t offset = segment.heap().allocate(all.size(), BlockKind::Text);
+        std::memcpy(segment.at(offset), all.data(), all.size());
         return offset;
     } catch (const Error&) {  // no memory: then each rank reports what it knows
         return 0;
     }
 }
 
+// Ends at what a stray write has overwritten.
 TimeoutReport read_report(const Segment& segment, uint64_t offset) {
-    Reader reader(segment.at(offset), segment.heap().room(offset, BlockKind::Text));
     TimeoutReport report;
-    report.headline = reader.text();
-    report.missing = reader.ranks();
-    report.states = reader.rank_texts();
-    report.stacks = reader.rank_texts();
+    const std::string_view all(segment.at<char>(offset), segment.heap().room(offset, BlockKind::Text));
+    Entry entry;
+    for (size_t at = 0; at + sizeof entry <= all.size(); at += entry.bytes) {
+        std::memcpy(&entry, all.data() + at, sizeof entry);
+        at += sizeof entry;
+        if (entry.bytes > all.size() - at) break;
+        const std::string text(all.substr(at, entry.bytes));
+        switch (entry.kind) {
+        case Entry::Headline: report.headline = text; break;
+        case Entry::Missing: report.missing.push_back(entry.rank); break;
+        case Entry::State: report.states.emplace_back(entry.rank, text); break;
+        case Entry::Stack: report.stacks.emplace_back(entry.rank, text); break;
+        default: return report;
+        }
+    }
     return report;
 }
 
