@@ -21,38 +21,14 @@ int64_t flags_of(const RankSet& excluded, int n) {
 }
 bool all_equal(int64_t flags) { return uint32_t(uint64_t(flags) >> 32) == ~uint32_t(flags); }
 
-// An agreement whose outcome may include a new group.
-class CreatingAgreement : public Agreement {
-public:
-    std::string trouble;  // why this rank could not create the group
-
-protected:
-    CreatingAgreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op,
-                      const GroupMemory* memory, Embedding& program)
-        : Agreement(shared, rank, n, process, op, memory, program), segment_(segment) {}
-    ~CreatingAgreement() = default;
-    void create(Outcome& proposal, const std::vector<Member>& members) {
-        try {
-            proposal.group = create_group_segment(segment_, members);
-        } catch (const Error& e) {
-            proposal.status = Outcome::Status::NoMemory;
-            trouble = e.what();
-        }
-    }
-    void discard(const Outcome& proposal) override {
-        if (proposal.group) release_group_segment(segment_, proposal.group);
-    }
-    Segment& segment_;
-};
-
 // An agreement of a group's ranks, with or without a new group of those that are present.
-class GroupAgreement : public CreatingAgreement {
+class GroupAgreement : public Agreement {
 public:
     // excluded: the ranks that are left out, whether or not they come.
     GroupAgreement(Segment& segment, const GroupMemory& memory, int rank, const RankSet& excluded, Op op,
                    Embedding& program)
-        : CreatingAgreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements),
-                            rank, memory.group().nranks, memory.group().peers[rank].process, op, &memory, program),
+        : Agreement(segment, *reinterpret_cast<Agreements*>(memory.group().base() + memory.group().agreements), rank,
+                    memory.group().nranks, memory.group().peers[rank].process, op, &memory, program),
           group_(memory.group()), excluded_(excluded) {
         group_.sleepers.fetch_add(1);  // so that a rank that dies while it leaves the group is noticed
     }
@@ -64,7 +40,6 @@ private:
                segment_.ended(group_.member()[r], group_.peers[r].process);
     }
     int64_t process_of(int r) const override { return absent(r) ? -1 : int64_t(group_.peers[r].process); }
-    bool futile() const override { return false; }
     void complete(Outcome& proposal) override {
         if (op_ != Op::Shrink) return;
         if (!all_equal(proposal.flags)) {
@@ -74,7 +49,7 @@ private:
         std::vector<Member> members;
         for (int r = 0; r < n_; ++r)
             if (proposal.present.contains(r)) members.push_back({group_.member()[r], group_.peers[r].process});
-        create(proposal, members);
+        create_group(proposal, members);
     }
     std::atomic<uint32_t>& notifications() override { return group_.peers[rank_].notifications; }
     void wake() override { wake_all(group_); }
@@ -84,11 +59,11 @@ private:
 };
 
 // The agreement by which all ranks of the job meet in a new group: the survivors, and a replacement of each lost rank.
-class JobAgreement : public CreatingAgreement {
+class JobAgreement : public Agreement {
 public:
     JobAgreement(Segment& segment, int rank, uint32_t process, const GroupMemory* memory, Embedding& program)
-        : CreatingAgreement(segment, *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores), rank,
-                            segment.world_size(), process, Op::Restore, memory, program) {}
+        : Agreement(segment, *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores), rank,
+                    segment.world_size(), process, Op::Restore, memory, program) {}
 
 private:
     int64_t process_of(int r) const override { return segment_.present_process(r); }
@@ -111,7 +86,7 @@ private:
                              segment_.record(r).given_up.load() ? Outcome::Status::GivenUp : Outcome::Status::Late);
         }
         if (proposal.status != Outcome::Status::Agreed) return;
-        create(proposal, members);
+        create_group(proposal, members);
         if (proposal.group)
             segment_.at<GroupSegment>(proposal.group)->attached.fetch_add(1);  // the header refers to it too
     }
@@ -193,7 +168,7 @@ Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& 
             if (excluded_[size_t(r)]) excluded.add(r);
         GroupAgreement agreement(*segment_, *memory_, rank(), excluded, op, transport_.program);
         const Outcome outcome = agreement.decide(flags, timeout());
-        trouble = agreement.trouble;
+        trouble = agreement.trouble();
         if (!outcome.present.contains(rank())) {
             excluded_[size_t(rank())] = outcome.status != Outcome::Status::Unequal;  // if Unequal, nobody has gone on
             throw_excluded();
@@ -275,7 +250,7 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
     for (;;) {
         JobAgreement agreement(*segment, rank, process, memory, *settings.program);
         const Outcome outcome = agreement.decide(-1, waiter.left().count());
-        if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble);
+        if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Restore, agreement.trouble());
         const bool present = outcome.present.contains(rank);
         GroupSegment* const group = outcome.group ? find_group(*segment, outcome.group) : nullptr;
         if (group && group->peers[rank].process != process) continue;  // with the process before this one

@@ -33,6 +33,15 @@ Agreement::Arrivals Agreement::arrivals(uint32_t number) const {
     return found;
 }
 
+void Agreement::create_group(Outcome& proposal, const std::vector<Member>& members) {
+    try {
+        proposal.group = create_group_segment(segment_, members);
+    } catch (const Error& e) {
+        proposal.status = Outcome::Status::NoMemory;
+        trouble_ = e.what();
+    }
+}
+
 Outcome Agreement::decide(int64_t flags, double timeout) {
     AgreementSlot& mine = shared_.slots[rank_];
     const uint32_t number = mine.taken.load() + 1;
@@ -71,7 +80,7 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
         std::atomic_thread_fence(std::memory_order_release);
         mine.proposals[number % 2].store(proposal);
         if (decision.compare_exchange_strong(before, pack(number, uint32_t(rank_)))) wake();
-        else discard(proposal);
+        else if (proposal.group) release_group_segment(segment_, proposal.group);
         return number_of(decision.load()) >= number;
     };
     const auto check = [&] {

@@ -9,6 +9,8 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "memory/agreements.hpp"
 #include "memory/group_memory.hpp"
@@ -20,13 +22,15 @@ namespace rankwise {
 class Agreement {
 public:
     // memory: of the communicator that takes part, or null; the rank stops waiting when it is closed.
-    Agreement(Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory,
+    Agreement(Segment& segment, Agreements& shared, int rank, int n, uint32_t process, Op op, const GroupMemory* memory,
               Embedding& program)
-        : rank_(rank), n_(n), process_(process), op_(op), program_(program), shared_(shared), memory_(memory) {}
+        : segment_(segment), rank_(rank), n_(n), process_(process), op_(op), program_(program), shared_(shared),
+          memory_(memory) {}
     // Takes part in the next agreement, and returns its outcome; at the latest `timeout` seconds after this rank has
     // arrived, the others decide without the ranks that are missing. If they have decided without this rank, it is not
     // in `present`. Throws Interrupted; then the rank may take part again. Throws Closed.
     Outcome decide(int64_t flags, double timeout);
+    const std::string& trouble() const { return trouble_; }  // why this rank could not create a group
 
 protected:
     ~Agreement() = default;
@@ -35,14 +39,15 @@ protected:
     // Whether it is certain, although the rank has not arrived, that it will not: then nobody waits for it.
     virtual bool absent(int rank) const = 0;
     // Whether it is certain that the agreement cannot succeed, so that there is nothing to wait for.
-    virtual bool futile() const = 0;
-    // `complete` fills in the rest of a proposal whose status is Agreed so far, and whose `present` and `flags` are
-    // set. `discard` releases what `complete` has created, if the proposal was not adopted.
+    virtual bool futile() const { return false; }
+    // Fills in the rest of a proposal whose status is Agreed so far, and whose `present` and `flags` are set.
     virtual void complete(Outcome& proposal) = 0;
-    virtual void discard(const Outcome& proposal) = 0;
+    // The outcome includes a new group, which is released if the proposal is not adopted.
+    void create_group(Outcome& proposal, const std::vector<Member>& members);
     // The futex on which this rank sleeps, and how it wakes all.
     virtual std::atomic<uint32_t>& notifications() = 0;
     virtual void wake() = 0;
+    Segment& segment_;
     const int rank_, n_;
     const uint32_t process_;
     const Op op_;
@@ -57,6 +62,7 @@ private:
     Arrivals arrivals(uint32_t number) const;
     Agreements& shared_;
     const GroupMemory* const memory_;
+    std::string trouble_;
 };
 
 }  // namespace rankwise
