@@ -26,18 +26,14 @@ std::string difference(const CallRecord& a, const CallRecord& b) {
 }
 
 std::optional<CallComparer::Found> CallComparer::look() {
-    const WatchedRank* const own = watched_rank(segment_, rank_);
-    if (!own) return std::nullopt;
-    const uint32_t used = own->comms_used.load(std::memory_order_acquire);
-    for (uint32_t i = 1; i < used; ++i) {
-        WatchedComm* const comm = watched_comm(segment_, *own, i);
-        const uint64_t id = comm ? comm->id.load(std::memory_order_acquire) : 0;
-        if (!id) continue;
-        for (int other = with_all_ ? 0 : rank_ + 1; other < segment_.world_size(); ++other)
-            if (other != rank_)
-                if (auto found = look(*comm, id, other)) return found;
-    }
-    return std::nullopt;
+    std::optional<Found> found;
+    find_comm(segment_, rank_, [&](WatchedComm& comm) {
+        const uint64_t id = comm.id.load(std::memory_order_acquire);
+        for (int other = with_all_ ? 0 : rank_ + 1; !found && other < segment_.world_size(); ++other)
+            if (other != rank_) found = look(comm, id, other);
+        return bool(found);
+    });
+    return found;
 }
 
 std::optional<CallComparer::Found> CallComparer::look(WatchedComm& own, uint64_t id, int other) {

@@ -19,15 +19,12 @@ std::string seconds(const Segment& segment, uint64_t since) {
 }
 
 template <class Visit> void visit_calls(const Segment& segment, int rank, const Visit& visit) {
-    const WatchedRank* const own = watched_rank(segment, rank);
-    if (!own) return;
-    const uint32_t used = std::min(own->comms_used.load(std::memory_order_acquire), kWatchedComms);
-    for (uint32_t i = 0; i < used; ++i) {
-        WatchedComm* const comm = watched_comm(segment, *own, i);
-        if (!comm || (i && !comm->id.load())) continue;
-        for (const WatchedCall& each : comm->ring)
+    const auto visit_ring = [&](const WatchedComm& comm) {
+        for (const WatchedCall& each : comm.ring)
             if (const auto call = read_call(each)) visit(*call);
-    }
+        return false;
+    };
+    find_comm(segment, rank, visit_ring, 0);
 }
 
 std::string where(const Segment& segment, int rank, const CallNames& names) {
@@ -66,21 +63,18 @@ std::optional<CallRecord> longest_call(const Segment& segment, int rank, const C
 }
 
 std::optional<CallRecord> unfollowed_call(const Segment& segment, int rank, uint64_t before) {
-    const WatchedRank* const own = watched_rank(segment, rank);
-    if (!own) return std::nullopt;
-    const uint32_t used = std::min(own->comms_used.load(std::memory_order_acquire), kWatchedComms);
-    for (uint32_t i = 1; i < used; ++i) {
-        WatchedComm* const comm = watched_comm(segment, *own, i);
-        const uint64_t id = comm && comm->deferred.load() ? comm->id.load() : 0;
-        if (!id) continue;
-        const auto last = read_call(comm->at(comm->calls.load()));
-        if (!last || last->begin >= before) continue;
+    std::optional<CallRecord> last;
+    const auto unfollowed = [&](WatchedComm& comm) {
+        if (!comm.deferred.load()) return false;
+        last = read_call(comm.at(comm.calls.load()));
+        if (!last || last->begin >= before) return false;
         for (int other = 0; other < segment.world_size(); ++other)
-            if (WatchedComm* const theirs = comm_by_id(segment, other, id);
+            if (WatchedComm* const theirs = comm_by_id(segment, other, comm.id.load());
                 theirs && theirs->calls.load() < last->number)
-                return last;
-    }
-    return std::nullopt;
+                return true;
+        return false;
+    };
+    return find_comm(segment, rank, unfollowed) ? last : std::nullopt;
 }
 
 std::string describe_call(const Segment& segment, int rank, const CallNames& names, const CallRecord& call) {

@@ -86,12 +86,7 @@ std::vector<int> ranks_by_number(const Segment& segment) {
 }
 
 WatchedComm* comm_by_id(const Segment& segment, int rank, uint64_t id) {
-    const WatchedRank* const own = watched_rank(segment, rank);
-    if (!own) return nullptr;
-    const uint32_t used = std::min(own->comms_used.load(acquire), kWatchedComms);
-    for (uint32_t i = 1; i < used; ++i)
-        if (WatchedComm* const comm = watched_comm(segment, *own, i); comm && comm->id.load() == id) return comm;
-    return nullptr;
+    return find_comm(segment, rank, [&](const WatchedComm& comm) { return comm.id.load() == id; });
 }
 
 std::string site_of(const WatchedRank& rank, uint32_t site) {

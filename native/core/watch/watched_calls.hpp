@@ -5,6 +5,7 @@
 // there. Only the rank itself writes them. Ranks recognise a communicator by its id, which they derive from the call
 // that made it, without communication.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -96,6 +97,18 @@ struct CallRecord {
 WatchedRank* watched_rank(const Segment& segment, int rank);
 WatchedComm* watched_comm(const Segment& segment, const WatchedRank& rank, uint32_t index);
 std::optional<CallRecord> read_call(const WatchedCall& call, uint64_t number = 0);
+// The first communicator of the rank, from index `first` on, for which wanted(comm) returns true, or nullptr. Index 0
+// is that of the messages.
+template <class Wanted>
+WatchedComm* find_comm(const Segment& segment, int rank, const Wanted& wanted, uint32_t first = 1) {
+    const WatchedRank* const own = watched_rank(segment, rank);
+    const uint32_t used = own ? std::min(own->comms_used.load(std::memory_order_acquire), kWatchedComms) : 0;
+    for (uint32_t i = first; i < used; ++i) {
+        WatchedComm* const comm = watched_comm(segment, *own, i);
+        if (comm && (!i || comm->id.load()) && wanted(*comm)) return comm;
+    }
+    return nullptr;
+}
 
 // "Bcast(count=4, dtype=float64, root=0)", "Recv(source=1, tag=3)".
 std::string to_string(const CallRecord& call, const CallNames& names);
