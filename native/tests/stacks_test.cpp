@@ -29,7 +29,7 @@ struct Watcher {
     std::atomic<bool> over{false};
     std::thread thread;
     Watcher(const std::shared_ptr<Segment>& segment, int rank, Program& program)
-        : doorbell(open_doorbell(*segment, rank)) {
+        : doorbell(open_doorbell(*segment, rank).release()) {
         join(*segment, rank);
         thread = std::thread([this, segment, rank, &program] {
             while (!over) {
@@ -57,7 +57,7 @@ void stacks() {
     std::string text = "first line\n";
     while (text.size() < 100'000) text += line + "\n";
     static Program program, other;  // two in one process
-    const int unwatched = open_doorbell(*segment, 2);
+    const int unwatched = open_doorbell(*segment, 2).release();
     join(*segment, 2);
     {
         Watcher one(segment, 0, program), two(segment, 1, other);

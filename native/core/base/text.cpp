@@ -6,16 +6,17 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/descriptor.hpp"
+
 namespace rankwise {
 
 std::string contents(const std::string& path) {
     std::string text;
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) return text;
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) return text;
     char some[4096];
-    for (ssize_t size; (size = read(file, some, sizeof some)) > 0 || (size < 0 && errno == EINTR);)
+    for (ssize_t size; (size = read(file.get(), some, sizeof some)) > 0 || (size < 0 && errno == EINTR);)
         if (size > 0) text.append(some, size_t(size));
-    close(file);
     return text;
 }
 

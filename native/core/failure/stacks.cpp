@@ -24,22 +24,20 @@ std::string tail(const std::string& text) {
 }
 
 // Opens the pipe behind /proc/PID/fd/N, if the descriptor still is that pipe.
-int open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
+Descriptor open_pipe(const std::string& process, int fd, uint64_t inode, int how) {
     const std::string path = "/proc/" + process + "/fd/" + std::to_string(fd);
-    const int pipe = open(path.c_str(), how | O_NONBLOCK | O_CLOEXEC);
+    Descriptor pipe(open(path.c_str(), how | O_NONBLOCK | O_CLOEXEC));
     struct stat info;
-    if (pipe >= 0 && fstat(pipe, &info) == 0 && S_ISFIFO(info.st_mode) && uint64_t(info.st_ino) == inode) return pipe;
-    if (pipe >= 0) close(pipe);
-    return -1;
+    const bool found =
+        pipe && fstat(pipe.get(), &info) == 0 && S_ISFIFO(info.st_mode) && uint64_t(info.st_ino) == inode;
+    return found ? std::move(pipe) : Descriptor(-1);
 }
 
-bool notify(const RankRecord& r) {
-    const int pipe =
+void notify(const RankRecord& r) {
+    const Descriptor pipe =
         open_pipe(std::to_string(r.pid.load().number), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
-    if (pipe < 0) return false;
-    const bool seen = write(pipe, "", 1) == 1;
-    close(pipe);
-    return seen;
+    if (!pipe) return;
+    [[maybe_unused]] const ssize_t written = write(pipe.get(), "", 1);  // if it is full, the rank will look anyway
 }
 
 void answer(Segment& segment, RankRecord& r, Embedding& program) {
@@ -60,18 +58,19 @@ bool is_stopped(int pid) {
     return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
 }
 
-int open_doorbell(Segment& segment, int rank) {
+Descriptor open_doorbell(Segment& segment, int rank) {
     int ends[2];
-    if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) return -1;
+    if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) return Descriptor(-1);
+    const Descriptor reads(ends[0]), writes(ends[1]);
     // One descriptor for both ends, so that the pipe never reports a hang-up.
     struct stat info;
-    const int both = fstat(ends[0], &info) == 0 ? open_pipe("self", ends[0], info.st_ino, O_RDWR) : -1;
-    close(ends[0]);
-    close(ends[1]);
-    if (both < 0) return -1;
-    RankRecord& r = segment.record(rank);
-    r.doorbell_inode.store(info.st_ino);
-    r.doorbell.store(both + 1);
+    Descriptor both =
+        fstat(reads.get(), &info) == 0 ? open_pipe("self", reads.get(), info.st_ino, O_RDWR) : Descriptor(-1);
+    if (both) {
+        RankRecord& r = segment.record(rank);
+        r.doorbell_inode.store(info.st_ino);
+        r.doorbell.store(both.get() + 1);
+    }
     return both;
 }
 

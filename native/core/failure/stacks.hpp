@@ -8,13 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "base/errors.hpp"
 #include "memory/segment.hpp"
 
 namespace rankwise {
 
-// For the answering rank: returns the descriptor to poll, which the caller closes, or -1 if it cannot be opened.
-int open_doorbell(Segment& segment, int rank);
+// For the answering rank: returns the descriptor to poll, or none if it cannot be opened.
+Descriptor open_doorbell(Segment& segment, int rank);
 // To be called when the descriptor is readable. answering: the rank's own; whether a thread answers.
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell, Embedding& program,
                      const std::shared_ptr<std::atomic<bool>>& answering);

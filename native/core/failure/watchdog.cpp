@@ -47,8 +47,6 @@ Watcher::Watcher(Segment& segment, int rank, Embedding& program)
 
 Watcher::~Watcher() {
     for (const Peer& peer : added_) close(peer.pidfd);
-    if (doorbell_ >= 0) close(doorbell_);
-    close(notifications_);
 }
 
 bool Watcher::watch_present(Segment& segment) {
@@ -84,7 +82,7 @@ bool Watcher::watch_present(Segment& segment) {
 }
 
 void Watcher::notify() const {
-    if (getpid() == pid_) eventfd_write(notifications_, 1);
+    if (getpid() == pid_) eventfd_write(notifications_.get(), 1);
 }
 
 void Watcher::start(const std::shared_ptr<Segment>& segment) {
@@ -93,7 +91,7 @@ void Watcher::start(const std::shared_ptr<Segment>& segment) {
 
 void Watcher::take_added(std::vector<Peer>& peers) {
     eventfd_t count;
-    eventfd_read(notifications_, &count);
+    eventfd_read(notifications_.get(), &count);
     const std::lock_guard lock(mutex_);
     peers.insert(peers.end(), added_.begin(), added_.end());
     added_.clear();
@@ -101,9 +99,9 @@ void Watcher::take_added(std::vector<Peer>& peers) {
 
 void Watcher::watch(const std::weak_ptr<Segment>& watched) {
     std::vector<Peer> peers;
-    bool has_doorbell = doorbell_ >= 0;
+    bool has_doorbell(doorbell_);
     for (;;) {
-        std::vector<pollfd> fds{{notifications_, POLLIN, 0}, {has_doorbell ? doorbell_ : -1, POLLIN, 0}};
+        std::vector<pollfd> fds{{notifications_.get(), POLLIN, 0}, {has_doorbell ? doorbell_.get() : -1, POLLIN, 0}};
         for (const Peer& peer : peers) fds.push_back({peer.pidfd, POLLIN, 0});
         if (poll(fds.data(), fds.size(), -1) < 0) {
             if (errno == EINTR) continue;
@@ -111,7 +109,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         }
         const std::shared_ptr<Segment> segment = watched.lock();
         if (!segment) break;
-        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_, program_, answering_);
+        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_.get(), program_, answering_);
         else if (fds[1].revents) has_doorbell = false;  // the program has closed a descriptor that it did not open
         std::vector<Peer> living;
         const size_t watched_before = peers.size();

@@ -32,10 +32,10 @@ private:
     void watch(const std::weak_ptr<Segment>& watched);
     void take_added(std::vector<Peer>& peers);
     const int rank_;
-    Embedding& program_;       // this rank's
-    const int pid_;            // a forked child's copy has no effect
-    const int notifications_;  // eventfd: there are further processes to watch, or the segment is gone
-    const int doorbell_;       // through which other ranks request this rank's stacks (stacks.hpp)
+    Embedding& program_;              // this rank's
+    const int pid_;                   // a forked child's copy has no effect
+    const Descriptor notifications_;  // eventfd: there are further processes to watch, or the segment is gone
+    const Descriptor doorbell_;       // through which other ranks request this rank's stacks (stacks.hpp)
     const std::shared_ptr<std::atomic<bool>> answering_ = std::make_shared<std::atomic<bool>>(false);
     std::mutex mutex_;
     std::vector<Peer> added_;        // not yet taken by the thread

@@ -53,16 +53,16 @@ SegmentLayout::SegmentLayout(int world_size)
       restores(round_up(traces + size_t(world_size) * kTraced * sizeof(TraceEntry), kCacheLine)),
       heap(round_up(restores + agreements_bytes(size_t(world_size)), kPage)) {}
 
-Segment::Segment(int fd, uint8_t* base, size_t bytes, int world_size)
-    : fd_(fd), world_size_(world_size), base_(base), mapped_(bytes), header_(reinterpret_cast<SegmentHeader*>(base)),
-      heap_(fd, base, header_->heap, header_->ranks) {}
+Segment::Segment(Descriptor fd, size_t bytes)
+    : fd_(std::move(fd)), mapped_(bytes), base_(map(fd_.get(), bytes)),
+      header_(reinterpret_cast<SegmentHeader*>(base_)), world_size_(header_->world_size),
+      heap_(fd_.get(), base_, header_->heap, header_->ranks) {}
 
 Segment::~Segment() {
     watcher.reset();
     progress_threads.clear();
     for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
     munmap(base_, mapped_);
-    close(fd_);
 }
 
 std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
@@ -80,29 +80,17 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) +
                           " are available under this process's limits (ulimit -v, -f)");
 
-    int fd = memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) fail_system("memfd_create");
-    if (ftruncate(fd, off_t(bytes)) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
+    Descriptor fd(memfd_create("rankwise", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd) fail_system("memfd_create");
+    if (ftruncate(fd.get(), off_t(bytes)) != 0 ||
+        fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         fail_system("sizing the shared segment");
-    }
-    if (fallocate(fd, 0, 0, off_t(head)) != 0) {
-        close(fd);
+    if (fallocate(fd.get(), 0, 0, off_t(head)) != 0)
         throw OutOfMemory("the shared segment needs " + mib(head) + ", " + mib(available_memory()) + " are available");
-    }
-    uint8_t* base;
-    try {
-        base = map(fd, bytes);
-    } catch (...) {
-        close(fd);
-        throw;
-    }
-    std::shared_ptr<Segment> segment(new Segment(fd, base, bytes, world_size));
+    std::shared_ptr<Segment> segment(new Segment(std::move(fd), bytes));
     SegmentHeader& h = segment->header();
     h.bytes = bytes;
-    h.world_size = world_size;
+    h.world_size = segment->world_size_ = world_size;
     h.started = ClockReading::now();
     h.next_group = nodes > 1 ? uint32_t(node) + 1 : 0;
     h.group_step = uint32_t(nodes);
@@ -125,17 +113,10 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could vanish while we use it
     if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (own < 0) fail_system("duplicating the segment's descriptor");
-    uint8_t* base;
-    try {
-        base = map(own, size_t(info.st_size));
-    } catch (...) {
-        close(own);
-        throw;
-    }
-    const auto& header = *reinterpret_cast<const SegmentHeader*>(base);
-    std::shared_ptr<Segment> segment(new Segment(own, base, size_t(info.st_size), header.world_size));
+    Descriptor own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    if (!own) fail_system("duplicating the segment's descriptor");
+    std::shared_ptr<Segment> segment(new Segment(std::move(own), size_t(info.st_size)));
+    const SegmentHeader& header = segment->header();
     if (header.magic != kSegmentMagic || header.bytes != size_t(info.st_size) ||
         !valid_world_size(segment->world_size()) || !segment->heap().fits(header.bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");

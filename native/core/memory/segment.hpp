@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/descriptor.hpp"
 #include "base/policy.hpp"
 #include "base/qualified_pid.hpp"
 #include "memory/heap.hpp"
@@ -104,7 +105,7 @@ public:
     ~Segment();
     Segment(const Segment&) = delete;
 
-    int fd() const { return fd_; }
+    int fd() const { return fd_.get(); }
     int world_size() const { return world_size_; }
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
@@ -148,12 +149,12 @@ public:
     void announce_roster();
 
 private:
-    Segment(int fd, uint8_t* base, size_t bytes, int world_size);
-    int fd_;
-    const int world_size_;
-    uint8_t* base_;
-    size_t mapped_;
-    SegmentHeader* header_;
+    Segment(Descriptor fd, size_t bytes);
+    const Descriptor fd_;
+    const size_t mapped_;
+    uint8_t* const base_;
+    SegmentHeader* const header_;
+    int world_size_;  // as in the header, where a stray write may have changed it since
     Heap heap_;
     std::mutex pidfds_mutex_;
     std::map<int, int> pidfds_;  // by rank
