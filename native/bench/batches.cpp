@@ -19,9 +19,9 @@ struct Arrays {
 void ping_pong(Comm& c, const Arrays& a) {
     const int partner = c.rank() ^ 1;
     if (partner >= c.world_size()) return;
-    if (c.rank() < partner) c.send_now(a.x, a.count, a.dtype, partner, 0);
-    c.recv_now(a.out, a.count, a.dtype, partner, 0);
-    if (c.rank() > partner) c.send_now(a.x, a.count, a.dtype, partner, 0);
+    if (c.rank() < partner) c.messages().send_now(a.x, a.count, a.dtype, partner, 0);
+    c.messages().recv_now(a.out, a.count, a.dtype, partner, 0);
+    if (c.rank() > partner) c.messages().send_now(a.x, a.count, a.dtype, partner, 0);
 }
 
 // The root of one-to-all and all-to-one operations is rank 0.

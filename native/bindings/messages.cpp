@@ -26,12 +26,13 @@ std::vector<Part> parts_of(const nb::list& objects) {
     return parts;
 }
 
-// start: Comm::send or Comm::recv.
+// start: Messages::send or Messages::recv.
 template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
-    const auto request = without_gil([&] { return (c.*start)(pointer(ptr), elements, type, peer, tag, {}); });
+    const auto request =
+        without_gil([&] { return (c.messages().*start)(pointer(ptr), elements, type, peer, tag, {}, false); });
     return {request, std::move(keep)};
 }
 
@@ -44,14 +45,14 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        if (!c.send_at_once(x.data, x.count, DType(x.dtype), dst, tag, released.options()))
-            request = c.send(x.data, x.count, DType(x.dtype), dst, tag, released.options());
+        if (!c.messages().send_at_once(x.data, x.count, DType(x.dtype), dst, tag, released.options()))
+            request = c.messages().send(x.data, x.count, DType(x.dtype), dst, tag, released.options());
     }
     if (!request || request->complete()) return nb::bool_(true);
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
-// start: Comm::recv or Comm::recv_up_to.
+// start: Messages::recv or Messages::recv_up_to.
 template <auto start>
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                          nb::object group) {
@@ -61,7 +62,7 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        request = (c.*start)(x.data, x.count, DType(x.dtype), src, tag, released.options());
+        request = (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
     }
     return RequestHandle(std::move(request), array, array, std::move(group));
 }
@@ -73,27 +74,27 @@ std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::ha
     const PlainArray x(array, true);
     if (!x || src < kAny || tag < kAny) return std::nullopt;
     ReleaseGilToWait released(x.bytes());
-    const Arrival a = c.recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
+    const Arrival a = c.messages().recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
     return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
 }
 
 std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag,
                                          nb::object keep) {
     const Arrival found{src, tag, checked_count(count), checked_dtype(dtype), false};
-    auto request = without_gil([&] { return c.recv_probed(pointer(ptr), found); });
+    auto request = without_gil([&] { return c.messages().recv_probed(pointer(ptr), found); });
     if (!request) return std::nullopt;
     return RequestHandle(std::move(request), std::move(keep));
 }
 
 RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag) {
     auto parts = parts_of(objects);
-    const auto request = without_gil([&] { return c.send_object(std::move(parts), dest, tag); });
+    const auto request = without_gil([&] { return c.messages().send_object(std::move(parts), dest, tag); });
     return {request, std::move(objects)};
 }
 
 RequestHandle start_recv_any(Comm& c, bool object, int dtype, int src, int tag) {
     const Wanted accepted = wanted(object, dtype);
-    const auto request = without_gil([&] { return c.recv_any(accepted, src, tag); });
+    const auto request = without_gil([&] { return c.messages().recv_any(accepted, src, tag); });
     return {request, nb::none(), nb::none(), {}};
 }
 
@@ -108,13 +109,13 @@ void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
     size_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
     ReleaseGilToWait released(bytes);
-    c.send_object_now(std::move(parts), dest, tag, released.options());
+    c.messages().send_object_now(std::move(parts), dest, tag, released.options());
 }
 
 std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int src, int tag, double timeout) {
     check_timeout(timeout);
-    const std::optional<Arrival> arrival =
-        without_gil([&] { return timeout > 0 ? c.await_arrival(src, tag, timeout) : c.probe(src, tag); });
+    const std::optional<Arrival> arrival = without_gil(
+        [&] { return timeout > 0 ? c.messages().await_arrival(src, tag, timeout) : c.messages().probe(src, tag); });
     if (!arrival) return std::nullopt;
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
@@ -161,15 +162,15 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("message", &message_of, "(source, tag, bytes), once it is complete.")
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
-    comm.def("send", &start_message<&Comm::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"),
-             nb::arg("tag"), keep)
-        .def("recv", &start_message<&Comm::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
-             nb::arg("tag"), keep)
+    comm.def("send", &start_message<&Messages::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
+             nb::arg("dest"), nb::arg("tag"), keep)
+        .def("recv", &start_message<&Messages::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
+             nb::arg("src"), nb::arg("tag"), keep)
         .def("isend_array", &isend_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("group"))
-        .def("irecv_array", &irecv_array<&Comm::recv>, nb::arg("x").none(), nb::arg("src").none(),
+        .def("irecv_array", &irecv_array<&Messages::recv>, nb::arg("x").none(), nb::arg("src").none(),
              nb::arg("tag").none(), nb::arg("group"))
-        .def("irecv_array_up_to", &irecv_array<&Comm::recv_up_to>, nb::arg("x").none(), nb::arg("src").none(),
+        .def("irecv_array_up_to", &irecv_array<&Messages::recv_up_to>, nb::arg("x").none(), nb::arg("src").none(),
              nb::arg("tag").none(), nb::arg("group"))
         .def("recv_array_up_to", &recv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("failed_messages", &failed_messages)

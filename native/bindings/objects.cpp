@@ -30,7 +30,7 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
     const nb::bytes stream = dump(object);
     const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
     ReleaseGilToWait released(part.bytes);
-    c.send_object_now({part}, to, tag, released.options());
+    c.messages().send_object_now({part}, to, tag, released.options());
     return true;
 }
 
@@ -40,7 +40,7 @@ bool isend_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle l
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
     const nb::bytes stream = dump(object);
     ReleaseGilToWait released(stream.size());
-    return c.send_at_once(stream.data(), stream.size(), DType::U8, to, tag, released.options(), true);
+    return c.messages().send_at_once(stream.data(), stream.size(), DType::U8, to, tag, released.options(), true);
 }
 
 struct Received {
@@ -71,8 +71,8 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released;
-        request = c.recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
-                                 received.arrival, timeout, released.options());
+        request = c.messages().recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
+                                            received.arrival, timeout, released.options());
     }
     if (request && object && received.arrival.count <= tuning::kShortMessage) {
         const Memory memory = request->take_memory();

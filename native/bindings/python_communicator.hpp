@@ -77,6 +77,7 @@ public:
     void all_to_all(const void* x, void* out, uint64_t count, rankwise::DType d, Options o) {
         described(o, AllToAll, at(x), at(out), count, of(d));
     }
+    PythonCommunicator& messages() { return *this; }
     void send_now(const void* x, uint64_t count, rankwise::DType d, int to, int tag, Options) {
         call(Send, at(x), count, of(d), to, tag);
     }

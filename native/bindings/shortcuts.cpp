@@ -223,7 +223,7 @@ template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::ha
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
     if (!x || dst < 0 || tag < 0) return false;
-    c.send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall<C>(x.bytes()));
+    c.messages().send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall<C>(x.bytes()));
     return true;
 }
 
@@ -231,7 +231,7 @@ template <class C> bool recv_array(C& c, nb::handle array, nb::handle from, nb::
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, true);
     if (!x || src < 0 || tag < 0) return false;
-    c.recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall<C>(x.bytes()));
+    c.messages().recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall<C>(x.bytes()));
     return true;
 }
 

@@ -22,8 +22,8 @@ void describe(rankwise_message* where, const Request& r) { describe(where, r.sou
 
 std::shared_ptr<Request> receive(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src,
                                  int tag) {
-    return checked(comm).recv(memory(data, count, "data"), count, checked(dtype), checked_source(src),
-                              checked_tag(tag, kAny));
+    return checked(comm).messages().recv(memory(data, count, "data"), count, checked(dtype), checked_source(src),
+                                         checked_tag(tag, kAny));
 }
 
 // Forgets the request, which is complete, or has failed.
@@ -53,16 +53,17 @@ void finish(rankwise_request& request, std::optional<double> timeout, rankwise_m
 }  // namespace
 
 int rankwise_send(rankwise_comm comm, const void* data, uint64_t count, rankwise_dtype dtype, int dest, int tag) {
-    return guarded(
-        [&] { checked(comm).send_now(memory(data, count, "data"), count, checked(dtype), dest, checked_tag(tag)); });
+    return guarded([&] {
+        checked(comm).messages().send_now(memory(data, count, "data"), count, checked(dtype), dest, checked_tag(tag));
+    });
 }
 
 int rankwise_recv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                   rankwise_message* message) {
     return guarded([&] {
         if (src != kAny && tag != kAny) {  // a short message comes sooner this way
-            checked(comm).recv_now(memory(data, count, "data"), count, checked(dtype), checked_source(src),
-                                   checked_tag(tag));
+            checked(comm).messages().recv_now(memory(data, count, "data"), count, checked(dtype), checked_source(src),
+                                              checked_tag(tag));
             return describe(message, src, tag, count, DType(dtype));
         }
         const std::shared_ptr<Request> request = receive(comm, data, count, dtype, src, tag);
@@ -79,8 +80,8 @@ int rankwise_recv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype
 int rankwise_recv_up_to(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                         rankwise_message* message) {
     return guarded([&] {
-        const Arrival found = checked(comm).recv_up_to_now(memory(data, count, "data"), count, checked(dtype),
-                                                           checked_source(src), checked_tag(tag, kAny));
+        const Arrival found = checked(comm).messages().recv_up_to_now(
+            memory(data, count, "data"), count, checked(dtype), checked_source(src), checked_tag(tag, kAny));
         describe(message, found.source, found.tag, found.count, found.dtype);
     });
 }
@@ -91,8 +92,8 @@ int rankwise_isend(rankwise_comm comm, const void* data, uint64_t count, rankwis
         result(request, "request") = nullptr;
         Comm& c = checked(comm);
         memory(data, count, "data");
-        if (!c.send_at_once(data, count, checked(dtype), dest, checked_tag(tag)))
-            *request = new rankwise_request_s{c.send(data, count, checked(dtype), dest, tag)};
+        if (!c.messages().send_at_once(data, count, checked(dtype), dest, checked_tag(tag)))
+            *request = new rankwise_request_s{c.messages().send(data, count, checked(dtype), dest, tag)};
     });
 }
 
@@ -129,7 +130,7 @@ int rankwise_cancel(rankwise_request* request) {
 
 int rankwise_probe(rankwise_comm comm, int src, int tag, int* found, rankwise_message* message) {
     return guarded([&] {
-        const auto arrived = checked(comm).probe(checked_source(src), checked_tag(tag, kAny));
+        const auto arrived = checked(comm).messages().probe(checked_source(src), checked_tag(tag, kAny));
         result(found, "found") = arrived.has_value();
         if (arrived) describe(message, arrived->source, arrived->tag, arrived->count, arrived->dtype);
     });

@@ -78,25 +78,11 @@ public:
     void all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
                       const CallOptions& options = {});
 
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                  const CallOptions& options = {});
-    // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
-    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
-                      bool object = false);
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                  const CallOptions& options = {});
-    // A message that may be shorter than the memory, and of another dtype.
-    std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
-                                        const CallOptions& options = {});
-    // A message that has arrived and not been received; `from` and `tag` may be kAny, here and in recv.
-    std::optional<Arrival> probe(int from, int tag);
-    // The same, waiting at most `timeout` seconds for it.
-    std::optional<Arrival> await_arrival(int from, int tag, double timeout);
-    // Receives the message that `probe` found; null if another receive has matched it meanwhile.
-    std::shared_ptr<Request> recv_probed(void* data, const Arrival& found);
-    // Objects, and messages whose length the receiver does not know; see Messages.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag);
-    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag);
+    // Messages between two ranks. Throws Closed.
+    Messages& messages() {
+        check_open();
+        return *messages_;
+    }
     // The messages that have failed, and whose error no `wait` has raised yet; each is returned once.
     std::vector<std::shared_ptr<Request>> failed_messages() { return messages_->take_failed(); }
     // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
@@ -115,15 +101,6 @@ public:
     // As long as the lock lives, no other thread's call and no operation started meanwhile runs between this thread's
     // calls. May be nested.
     [[nodiscard]] Lock lock(const CallOptions& options = {});
-    // Blocking send and recv.
-    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
-    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
-    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
-    void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
-    // Returns the completed receive, or null if a short message was stored where `accept` said; `arrival` describes it.
-    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Messages::Accept& accept,
-                                          Arrival& arrival, std::optional<double> timeout,
-                                          const CallOptions& options = {});
     void sync();
     // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends
     // the result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
@@ -181,8 +158,6 @@ private:
     static std::shared_ptr<Comm> meet(const std::shared_ptr<BufferCache>& buffers, int rank, uint32_t process,
                                       double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
-    void complete(const std::shared_ptr<Request>& request, const CallOptions& options,
-                  std::optional<double> timeout = {});
     void check_open() const;
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;

@@ -80,9 +80,9 @@ void calls_race_with_close() {
     });
     closed_meanwhile([](Comm& c) {
         int64_t x = 1;
-        c.send(&x, 1, DType::I64, 0, 0);
-        if (!c.probe(0, 0)) throw Closed("the message to itself is missing");
-        c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+        c.messages().send(&x, 1, DType::I64, 0, 0);
+        if (!c.messages().probe(0, 0)) throw Closed("the message to itself is missing");
+        c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
     });
     const uint64_t event = events::create();
     closed_meanwhile([&](Comm& c) {
@@ -202,7 +202,7 @@ void destroyed_while_a_thread_waits() {
     for (int round = 0; round < 20; ++round) {
         auto part = rank.part();
         int64_t x = 0;
-        const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+        const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
         std::thread waiter([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed"); });
         std::this_thread::sleep_for(microseconds(100 * round));
         part.reset();
@@ -249,7 +249,7 @@ void closed_by_a_signal_handler() {
     const Alone rank(handler.settings());
     const auto part = rank.part();
     int64_t x = 0;
-    const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+    const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
     std::optional<Unused> memory;
     handler.on_signal = [&] {
         part->close(1);
@@ -354,7 +354,7 @@ void large_receives_race_with_close() {
             if (c.rank() == 0) {
                 other = std::thread([&] {
                     how = ranks::thrown([&] {
-                        for (;; begun = true) part->recv(in.data(), in.size(), DType::I64, 1, 0)->cancel();
+                        for (;; begun = true) part->messages().recv(in.data(), in.size(), DType::I64, 1, 0)->cancel();
                     });
                 });
                 while (!begun) std::this_thread::yield();

@@ -63,18 +63,18 @@ template <class Zero, class One> std::vector<std::string> both(Zero&& zero, One&
 
 void receive(Comm& c) {
     double x = 0;
-    c.recv_now(&x, 1, DType::F64, 1 - c.rank(), 3);
+    c.messages().recv_now(&x, 1, DType::F64, 1 - c.rank(), 3);
 }
 
 void send_much(Comm& c) {
     std::vector<double> x(kLong);
-    c.send_now(x.data(), kLong, DType::F64, 1 - c.rank(), 3);
+    c.messages().send_now(x.data(), kLong, DType::F64, 1 - c.rank(), 3);
 }
 
 void wait_after_other_messages(Comm& c) {
     double x = 0, y = 0;
-    const auto early = c.recv(&x, 1, DType::F64, 1 - c.rank(), 8);
-    c.recv_now(&y, 1, DType::F64, 1 - c.rank(), 3);
+    const auto early = c.messages().recv(&x, 1, DType::F64, 1 - c.rank(), 8);
+    c.messages().recv_now(&y, 1, DType::F64, 1 - c.rank(), 3);
 }
 
 void barrier(Comm& c) { c.barrier(); }
@@ -134,7 +134,7 @@ void no_deadlocks() {
         [](Comm& c) {  // the program means to come back
             double x = 0;
             c.set_timeout(60);
-            c.recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
+            c.messages().recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
         },
         receive));
 }

@@ -56,7 +56,7 @@ void interrupts(Comm& c, Program& own, Program& other) {
     int64_t x = 0;
     if (c.rank() == 0) {
         own.stops = true;
-        CHECK_EQ(ranks::thrown([&] { c.recv_now(&x, 1, DType::I64, 1, 0); }), "Interrupted");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(&x, 1, DType::I64, 1, 0); }), "Interrupted");
         std::atomic<bool> over{false};
         const auto stream = HostStream::create(own);
         const auto task = stream->submit([&] {
@@ -67,9 +67,9 @@ void interrupts(Comm& c, Program& own, Program& other) {
         over = true;
         await_sleep(other);
         x = 5;
-        c.send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now(&x, 1, DType::I64, 1, 0);
     } else {
-        c.recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
         CHECK_EQ(x, 5);
     }
     c.barrier();
@@ -78,9 +78,9 @@ void interrupts(Comm& c, Program& own, Program& other) {
     if (c.rank() == 0) {
         own.stops = true;
         CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Interrupted");
-        c.send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now(&x, 1, DType::I64, 1, 0);
     } else {
-        c.recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
         CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "PeerLost");
     }
 }
@@ -110,11 +110,11 @@ void locks(Comm& c, Program&, Program& other) {
     c.split(c.rank(), 0)->barrier({{}, &does_not});
     CHECK_EQ(does_not.released, 0);
     if (c.rank() == 0) {
-        c.recv_now(&x, 1, DType::I64, 1, 0, {{}, &waits});
+        c.messages().recv_now(&x, 1, DType::I64, 1, 0, {{}, &waits});
         CHECK(waits.released > 0);
     } else {
         await_sleep(other);
-        c.send_now(&x, 1, DType::I64, 0, 0);
+        c.messages().send_now(&x, 1, DType::I64, 0, 0);
     }
 }
 
@@ -124,12 +124,12 @@ void debuggers(Comm& c, Program& own, Program&) {
     if (c.rank() == 0) {
         own.sessions = 5;
         const auto begin = Clock::now();
-        CHECK(!c.await_arrival(1, 0, 0.05));
+        CHECK(!c.messages().await_arrival(1, 0, 0.05));
         CHECK(Clock::now() - begin > std::chrono::milliseconds(250));
         CHECK_EQ(own.sessions, 0);
-        c.send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now(&x, 1, DType::I64, 1, 0);
     } else {
-        c.recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
     }
 }
 

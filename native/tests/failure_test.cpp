@@ -190,7 +190,7 @@ void bad_arguments_do_not_fail_the_group(Comm& c) {
         CHECK_EQ(thrown([&] { c.broadcast(&x, 1, DType::F32, c.world_size()); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.all_reduce(&x, 1, DType::I32, ReduceOp::MEAN); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.gather_v(&x, &x, Counts(7), DType::F32, 0); }), "BadArgument");
-        CHECK_EQ(thrown([&] { c.send(&x, 1, DType::F32, -1, 0); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.messages().send(&x, 1, DType::F32, -1, 0); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.set_timeout(0); }), "BadArgument");
     }
     c.barrier();

@@ -33,8 +33,8 @@ void many_groups(Comm& c) {
         int64_t one = 1;
         g->all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
         CHECK_EQ(one, c.world_size());
-        g->send(&one, 1, DType::I64, g->rank(), 0);
-        g->recv(&one, 1, DType::I64, g->rank(), 0);
+        g->messages().send(&one, 1, DType::I64, g->rank(), 0);
+        g->messages().recv(&one, 1, DType::I64, g->rank(), 0);
         g->close(1);
     }
 }
@@ -46,7 +46,7 @@ void a_closed_group_leaves_its_memory_alone(bool waits) {
     const auto whole = Comm::join(segment, 0, 60, false, {});
     auto part = whole->split(0, 0);
     int64_t x = 0;
-    const auto request = part->recv(&x, 1, DType::I64, 0, 0);
+    const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
     std::thread waiter;
     if (waits) {
         waiter = std::thread([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), std::string("Closed")); });

@@ -31,7 +31,7 @@ void no_memory_for_what_arrives() {
         int64_t x = 0;
         std::vector<uint8_t> large(8 << 20);
         if (c.rank() == 1) {
-            const auto never = c.recv(&x, 1, DType::I64, 0, 1);
+            const auto never = c.messages().recv(&x, 1, DType::I64, 0, 1);
             std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the thread has started, and sleeps
             refused_to_engine = true;
             while (refused_to_engine) std::this_thread::yield();
@@ -39,7 +39,7 @@ void no_memory_for_what_arrives() {
         } else {
             while (!refused_to_engine) std::this_thread::yield();
             try {
-                c.send_now(large.data(), large.size(), DType::U8, 1, 2);
+                c.messages().send_now(large.data(), large.size(), DType::U8, 1, 2);
                 CHECK(false, "the message was sent");
             } catch (const PeerLost& e) {
                 CHECK(e.rank == 1 && e.how.find("had no memory") != std::string::npos, e.what());
@@ -60,18 +60,18 @@ void no_thread() {
                 refuse_threads();
                 bool threw = false;
                 try {
-                    c.recv(&refused, 1, DType::I64, 0, 0);
+                    c.messages().recv(&refused, 1, DType::I64, 0, 0);
                 } catch (const std::exception&) {
                     threw = true;
                 }
                 CHECK(threw);
             }).join();
             c.barrier();
-            c.recv_now(&x, 1, DType::I64, 0, 0);
+            c.messages().recv_now(&x, 1, DType::I64, 0, 0);
             CHECK(x == 42 && refused == 0, x << " and " << refused);
         } else {
             c.barrier();
-            c.send_now(&sent, 1, DType::I64, 1, 0);
+            c.messages().send_now(&sent, 1, DType::I64, 1, 0);
         }
         c.barrier();
     });

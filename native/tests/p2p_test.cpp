@@ -14,8 +14,8 @@ void around_the_ring(Comm& c, uint64_t count) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     const auto out = message(c.rank(), 5, count);
     std::vector<int64_t> in(count);
-    auto sending = c.send(out.data(), count, DType::I64, next, 5);
-    c.recv(in.data(), count, DType::I64, previous, 5)->wait(std::nullopt);
+    auto sending = c.messages().send(out.data(), count, DType::I64, next, 5);
+    c.messages().recv(in.data(), count, DType::I64, previous, 5)->wait(std::nullopt);
     sending->wait(std::nullopt);
     CHECK(in == message(previous, 5, count), "ring of " << count);
 }
@@ -25,10 +25,10 @@ void tags_out_of_order(Comm& c) {
     const int other = 1 - c.rank();
     std::vector<std::vector<int64_t>> out, in(20);
     for (int tag = 0; tag < 20; ++tag) out.push_back(message(c.rank(), tag, 100 * uint64_t(tag * tag)));
-    for (int tag = 0; tag < 20; ++tag) c.send(out[tag].data(), out[tag].size(), DType::I64, other, tag);
+    for (int tag = 0; tag < 20; ++tag) c.messages().send(out[tag].data(), out[tag].size(), DType::I64, other, tag);
     for (int tag = 19; tag >= 0; --tag) {
         in[tag].resize(out[tag].size());
-        c.recv(in[tag].data(), in[tag].size(), DType::I64, other, tag)->wait(std::nullopt);
+        c.messages().recv(in[tag].data(), in[tag].size(), DType::I64, other, tag)->wait(std::nullopt);
         CHECK(in[tag] == message(other, tag, in[tag].size()), "tag " << tag);
     }
     c.sync();
@@ -39,17 +39,18 @@ void large_both_ways(Comm& c) {
     const uint64_t count = 1 << 20;
     const auto out = message(c.rank(), 1, count);
     std::vector<int64_t> in(count);
-    c.send(out.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);  // blocking, on both sides
-    c.recv(in.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);
+    c.messages().send(out.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);  // blocking, on both sides
+    c.messages().recv(in.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);
     CHECK(in == message(1 - c.rank(), 1, count), "large both ways");
 }
 
 void wrong_size_loses_nothing(Comm& c) {
     const auto out = message(c.rank(), 3, 10);
-    c.send(out.data(), 10, DType::I64, c.rank(), 3);
+    c.messages().send(out.data(), 10, DType::I64, c.rank(), 3);
     std::vector<int64_t> in(11);
-    CHECK_EQ(ranks::thrown([&] { c.recv(in.data(), 11, DType::I64, c.rank(), 3)->wait(std::nullopt); }), "Mismatch");
-    c.recv(in.data(), 10, DType::I64, c.rank(), 3)->wait(std::nullopt);
+    CHECK_EQ(ranks::thrown([&] { c.messages().recv(in.data(), 11, DType::I64, c.rank(), 3)->wait(std::nullopt); }),
+             "Mismatch");
+    c.messages().recv(in.data(), 10, DType::I64, c.rank(), 3)->wait(std::nullopt);
     in.resize(10);
     CHECK(in == out, "the message is still there");
 }
@@ -57,9 +58,9 @@ void wrong_size_loses_nothing(Comm& c) {
 void timeout_keeps_the_request(Comm& c) {
     int64_t in = 0;
     const int64_t out = 42;
-    auto receiving = c.recv(&in, 1, DType::I64, c.rank(), 9);
+    auto receiving = c.messages().recv(&in, 1, DType::I64, c.rank(), 9);
     CHECK_EQ(ranks::thrown([&] { receiving->wait(0.02); }), "TimedOut");
-    c.send(&out, 1, DType::I64, c.rank(), 9);
+    c.messages().send(&out, 1, DType::I64, c.rank(), 9);
     receiving->wait(std::nullopt);
     CHECK_EQ(in, 42);
 }
@@ -69,7 +70,7 @@ void cancelled(Comm& c) {
     c.set_timeout(0.05);
     {
         auto gone = std::make_unique<int64_t[]>(4);
-        CHECK_EQ(ranks::thrown([&] { c.recv_now(gone.get(), 4, DType::I64, c.rank(), 8); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(gone.get(), 4, DType::I64, c.rank(), 8); }), "TimedOut");
     }
     const uint64_t count = 1 << 18;  // more than the ring holds
     c.set_timeout(limit);
@@ -77,7 +78,7 @@ void cancelled(Comm& c) {
     if (c.world_size() > 1 && c.rank() == 0) {
         c.set_timeout(0.05);
         auto out = std::make_unique<std::vector<int64_t>>(message(0, 8, count));
-        CHECK_EQ(ranks::thrown([&] { c.send_now(out->data(), count, DType::I64, 1, 8); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().send_now(out->data(), count, DType::I64, 1, 8); }), "TimedOut");
         std::fill(out->begin(), out->end(), -1);
         c.set_timeout(limit);
     }
@@ -85,15 +86,15 @@ void cancelled(Comm& c) {
     if (c.rank() == 1) {
         std::vector<int64_t> in(count);
         const bool begun = !c.conditions().single_copy;  // else the data was still with the sender
-        CHECK_EQ(bool(c.probe(0, 8)), begun);
-        if (begun) c.recv_now(in.data(), count, DType::I64, 0, 8);
+        CHECK_EQ(bool(c.messages().probe(0, 8)), begun);
+        if (begun) c.messages().recv_now(in.data(), count, DType::I64, 0, 8);
         CHECK(!begun || in == message(0, 8, count), "a send cancelled in the middle");
     }
     c.set_timeout(limit);
     const auto out = message(c.rank(), 8, 4);
     std::vector<int64_t> in(4);
-    c.send_now(out.data(), 4, DType::I64, c.rank(), 8);
-    c.recv_now(in.data(), 4, DType::I64, c.rank(), 8);
+    c.messages().send_now(out.data(), 4, DType::I64, c.rank(), 8);
+    c.messages().recv_now(in.data(), 4, DType::I64, c.rank(), 8);
     CHECK(in == out, "after a cancelled receive");
 }
 
@@ -104,15 +105,15 @@ void posted_receives(Comm& c) {
         for (bool waits : {true, false}) {
             const auto out = message(c.rank(), 6, count), after = message(c.rank(), 7, count);
             std::vector<int64_t> in(count), later(count);
-            auto first = c.recv(in.data(), count, DType::I64, previous, 6);
-            auto second = c.recv(later.data(), count, DType::I64, previous, 7);
+            auto first = c.messages().recv(in.data(), count, DType::I64, previous, 6);
+            auto second = c.messages().recv(later.data(), count, DType::I64, previous, 7);
             meet(c);
             if (waits) {
-                c.send_now(out.data(), count, DType::I64, next, 6);
-                c.send_now(after.data(), count, DType::I64, next, 7);
+                c.messages().send_now(out.data(), count, DType::I64, next, 6);
+                c.messages().send_now(after.data(), count, DType::I64, next, 7);
             } else {
-                c.send(out.data(), count, DType::I64, next, 6);
-                c.send(after.data(), count, DType::I64, next, 7);
+                c.messages().send(out.data(), count, DType::I64, next, 6);
+                c.messages().send(after.data(), count, DType::I64, next, 7);
             }
             second->wait(std::nullopt);
             first->wait(std::nullopt);
@@ -130,27 +131,27 @@ void posted_receives_without_a_match(Comm& c) {
         for (int tag : {2, 1}) {
             meet(c);
             const auto out = message(0, tag, count);
-            c.send_now(out.data(), count, DType::I64, 1, tag);
+            c.messages().send_now(out.data(), count, DType::I64, 1, tag);
         }
         meet(c);
-        c.send_now(message(0, 3, count - 1).data(), count - 1, DType::I64, 1, 3);
+        c.messages().send_now(message(0, 3, count - 1).data(), count - 1, DType::I64, 1, 3);
         meet(c);
-        c.send_now(message(0, 4, count).data(), count, DType::I64, 1, 4);
+        c.messages().send_now(message(0, 4, count).data(), count, DType::I64, 1, 4);
         return;
     }
     std::vector<int64_t> in(count), other(count);
-    auto receiving = c.recv(in.data(), count, DType::I64, 0, 1);
+    auto receiving = c.messages().recv(in.data(), count, DType::I64, 0, 1);
     meet(c);
-    c.recv_now(other.data(), count, DType::I64, 0, 2);
+    c.messages().recv_now(other.data(), count, DType::I64, 0, 2);
     CHECK(other == message(0, 2, count), "a message with another tag came first");
     meet(c);
     receiving->wait(std::nullopt);
     CHECK(in == message(0, 1, count), "after another tag");
 
-    receiving = c.recv(in.data(), count, DType::I64, 0, 3);
+    receiving = c.messages().recv(in.data(), count, DType::I64, 0, 3);
     meet(c);
     CHECK_EQ(ranks::thrown([&] { receiving->wait(std::nullopt); }), "Mismatch");
-    c.recv_now(in.data(), count - 1, DType::I64, 0, 3);
+    c.messages().recv_now(in.data(), count - 1, DType::I64, 0, 3);
     in.resize(count - 1);
     CHECK(in == message(0, 3, count - 1), "the message of another length is still there");
 
@@ -158,11 +159,11 @@ void posted_receives_without_a_match(Comm& c) {
     c.set_timeout(0.05);
     {
         std::vector<int64_t> gone(count);
-        CHECK_EQ(ranks::thrown([&] { c.recv_now(gone.data(), count, DType::I64, 0, 4); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(gone.data(), count, DType::I64, 0, 4); }), "TimedOut");
     }
     c.set_timeout(limit);
     meet(c);
-    c.recv_now(other.data(), count, DType::I64, 0, 4);
+    c.messages().recv_now(other.data(), count, DType::I64, 0, 4);
     CHECK(other == message(0, 4, count), "after a cancelled receive");
 }
 
@@ -170,16 +171,16 @@ void from_any_rank(Comm& c) {
     const int n = c.world_size();
     if (c.rank() > 0) {
         const auto out = message(c.rank(), 4, 50);
-        c.send(out.data(), 50, DType::I64, 0, 4 + c.rank())->wait(std::nullopt);
+        c.messages().send(out.data(), 50, DType::I64, 0, 4 + c.rank())->wait(std::nullopt);
         return;
     }
     std::vector<bool> received(n);
     for (int k = 1; k < n; ++k) {
         std::optional<Arrival> probed;
-        while (k % 2 && !(probed = c.probe(kAny, kAny))) {
+        while (k % 2 && !(probed = c.messages().probe(kAny, kAny))) {
         }
         std::vector<int64_t> in(50);
-        auto r = c.recv(in.data(), 50, DType::I64, kAny, kAny);
+        auto r = c.messages().recv(in.data(), 50, DType::I64, kAny, kAny);
         r->wait(std::nullopt);
         CHECK_EQ(r->tag(), 4 + r->source());
         CHECK(in == message(r->source(), 4, 50), "from any rank");
@@ -187,7 +188,7 @@ void from_any_rank(Comm& c) {
         CHECK(!probed || (probed->source == r->source() && probed->count == 50));
         received[r->source()] = true;
     }
-    CHECK(!c.probe(kAny, kAny));
+    CHECK(!c.messages().probe(kAny, kAny));
 }
 
 // A message for which there is no memory is refused, and nothing is left of it: not even its address.
@@ -200,23 +201,25 @@ void refused_for_lack_of_memory() {
             std::thread([&] {
                 refuse_memory();
                 std::vector<int64_t> freed(5000, 8);
-                CHECK_EQ(ranks::thrown([&] { c.send(freed.data(), 5000, DType::I64, 1, 0); }), "OutOfMemory");
-                CHECK_EQ(ranks::thrown([&] { c.send_now(freed.data(), 5000, DType::I64, 1, 0); }), "OutOfMemory");
+                CHECK_EQ(ranks::thrown([&] { c.messages().send(freed.data(), 5000, DType::I64, 1, 0); }),
+                         "OutOfMemory");
+                CHECK_EQ(ranks::thrown([&] { c.messages().send_now(freed.data(), 5000, DType::I64, 1, 0); }),
+                         "OutOfMemory");
             }).join();
             meet(c);
-            c.send_now(out.data(), 5000, DType::I64, 1, 0);
+            c.messages().send_now(out.data(), 5000, DType::I64, 1, 0);
         } else {
             std::thread([&] {
                 refuse_memory();
                 std::vector<int64_t> freed(5000);
                 ranks::thrown([&] {
-                    c.recv(freed.data(), 5000, DType::I64, 0, 0)->cancel();
+                    c.messages().recv(freed.data(), 5000, DType::I64, 0, 0)->cancel();
                 });  // refused, if it may bypass the ring
             }).join();
             meet(c);
-            c.recv_now(in.data(), 5000, DType::I64, 0, 0);
+            c.messages().recv_now(in.data(), 5000, DType::I64, 0, 0);
             CHECK(in == out, "the message after those that were refused");
-            CHECK(!c.probe(0, 0));
+            CHECK(!c.messages().probe(0, 0));
         }
         c.barrier();
     });
@@ -229,7 +232,7 @@ void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t
         [&](Comm& c) {
             int64_t x = 7;
             if (c.rank() == 0) {
-                c.send_now(&x, 1, DType::I64, 1, 0);
+                c.messages().send_now(&x, 1, DType::I64, 1, 0);
                 meet(c);
                 std::atomic<uint64_t>& entry =
                     c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1);
@@ -237,10 +240,10 @@ void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t
                 meet(c);
                 return;
             }
-            c.recv_now(&x, 1, DType::I64, 0, 0);
+            c.messages().recv_now(&x, 1, DType::I64, 0, 0);
             meet(c);
             meet(c);
-            CHECK_EQ(ranks::thrown([&] { c.recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
+            CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
         },
         2);
 }
@@ -290,27 +293,27 @@ int main() {
     ranks::run(2, [](Comm& c) {
         int64_t x = 7;
         if (c.rank() == 0) {
-            c.send(&x, 1, DType::I64, 1, 0);
+            c.messages().send(&x, 1, DType::I64, 1, 0);
             c.close(1);
             return;
         }
         x = 0;
-        c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+        c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
         CHECK_EQ(x, 7);
-        CHECK_EQ(ranks::thrown([&] { c.recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
     });
     // A rank that closes withdraws its posted receive.
     ranks::run(2, [](Comm& c) {
         std::vector<int64_t> x(20000, 7);
         if (c.rank() == 0) {
-            c.recv(x.data(), x.size(), DType::I64, 1, 0);
+            c.messages().recv(x.data(), x.size(), DType::I64, 1, 0);
             meet(c);
             c.close(1);
             return;
         }
         meet(c);
         const std::string how = ranks::thrown([&] {
-            for (;;) c.send_now(x.data(), x.size(), DType::I64, 0, 1);
+            for (;;) c.messages().send_now(x.data(), x.size(), DType::I64, 0, 1);
         });
         CHECK_EQ(how, "PeerLost");
     });

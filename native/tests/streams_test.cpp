@@ -240,8 +240,8 @@ void many_threads(Comm& c) {
             CHECK_EQ(shared, n);
             if (round % 4 == 0) {
                 const int64_t number = 1000 * t + round;
-                const auto sending = c.send(&number, 1, DType::I64, (c.rank() + 1) % n, t);
-                c.recv_now(&y[0], 1, DType::I64, (c.rank() + n - 1) % n, t);
+                const auto sending = c.messages().send(&number, 1, DType::I64, (c.rank() + 1) % n, t);
+                c.messages().recv_now(&y[0], 1, DType::I64, (c.rank() + n - 1) % n, t);
                 CHECK_EQ(y[0], number);
                 sending->wait(kSoon);
             }

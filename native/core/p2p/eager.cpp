@@ -1,11 +1,12 @@
-// Short messages whose callers wait are written to the ring, or read from it, at once and without a Request, unless
-// another message comes first.
+// Messages whose callers wait. Short ones are written to the ring, or read from it, at once and without a Request,
+// unless another message comes first.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
-bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
-                          bool object) {
+bool Messages::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
+                            bool object) {
+    check_peer(Op::Send, to);
     const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
     if (bytes > tuning::kShortMessage || to == rank_) return false;
     const auto lock = lock_requests(options);
@@ -26,18 +27,6 @@ bool Messages::send_short(const void* data, uint64_t count, DType dtype, int to,
     return true;
 }
 
-bool Messages::recv_short(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
-    if (count * itemsize(dtype) > tuning::kShortMessage) return false;
-    const auto accept = [&](const Header& h) {
-        return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
-    };
-    return bool(take_short(from, tag, accept, options));
-}
-
-std::optional<Arrival> Messages::recv_short(int from, int tag, const Accept& accept, const CallOptions& options) {
-    return take_short(from, tag, accept, options);
-}
-
 // The channel from a rank whose next message begins a header there, or null.
 Channel* Messages::readable(int from) {
     const Incoming& in = incoming_[from];
@@ -46,6 +35,7 @@ Channel* Messages::readable(int from) {
 
 template <class Take>
 std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accept, const CallOptions& options) {
+    check_peer(Op::Recv, from);
     const uint64_t began = tracer_.measured() ? ticks() : 0;
     if (from == rank_) return std::nullopt;
     const auto lock = lock_requests(options);
@@ -75,6 +65,65 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
         cpu_relax();
     }
     return std::nullopt;
+}
+
+void Messages::complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
+                            std::optional<double> timeout) {
+    try {
+        request->wait(timeout, options);
+    } catch (const TimedOut&) {
+        cancel(request);
+        if (!request->complete() || request->cancelled()) throw;
+        request->wait(0);  // it was completed meanwhile
+    } catch (...) {
+        cancel(request);
+        throw;
+    }
+}
+
+void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
+    if (!send_at_once(data, count, dtype, to, tag, options))
+        complete_now(send(data, count, dtype, to, tag, options, true), options);
+}
+
+void Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
+    const auto accept = [&](const Header& h) {
+        return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
+    };
+    if (count * itemsize(dtype) <= tuning::kShortMessage && take_short(from, tag, accept, options)) return;
+    complete_now(recv(data, count, dtype, from, tag, options, true), options);
+}
+
+Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
+                                 const CallOptions& options) {
+    const uint64_t bytes = count * itemsize(dtype);
+    const auto accept = [&](const Header& h) {
+        return !h.object && h.bytes <= bytes ? static_cast<uint8_t*>(data) : nullptr;
+    };
+    // A large message comes sooner if the receive is posted first.
+    if (bytes < tuning::kRendezvous)
+        if (const auto received = take_short(from, tag, accept, options)) return *received;
+    const auto request = recv_up_to(data, count, dtype, from, tag, options, true);
+    complete_now(request, options);
+    return {request->source(), request->tag(), request->count(), request->dtype(), false};
+}
+
+void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {
+    if (parts.size() == 1 && send_at_once(parts[0].data, parts[0].bytes, DType::U8, to, tag, options, true)) return;
+    complete_now(send_object(std::move(parts), to, tag, options, true), options);
+}
+
+std::shared_ptr<Request> Messages::recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
+                                                Arrival& arrival, std::optional<double> timeout,
+                                                const CallOptions& options) {
+    if (const auto received = take_short(from, tag, accept, options)) {
+        arrival = *received;
+        return nullptr;
+    }
+    const auto request = recv_any(wanted, from, tag, options, true);
+    complete_now(request, options, timeout);
+    arrival = {request->source(), request->tag(), request->count(), request->dtype(), wanted.kind == Wanted::Object};
+    return request;
 }
 
 void Messages::trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began) {

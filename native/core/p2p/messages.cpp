@@ -101,7 +101,14 @@ void Messages::notify(int whom) {
     futex_notify(segment_->record(transport_.members[size_t(whom)].world_rank).progress_notifications);
 }
 
+void Messages::check_peer(Op op, int peer) const {
+    if ((peer >= 0 && peer < n_) || (peer == kAny && op == Op::Recv)) return;
+    throw BadArgument(std::string(op == Op::Send ? "dest" : "src") + ": rank " + std::to_string(peer) +
+                      " given, expected 0 to " + std::to_string(n_ - 1));
+}
+
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
+    check_peer(op, peer);
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
     r->sends_ = op == Op::Send;
@@ -370,6 +377,7 @@ std::optional<Arrival> Messages::arrival(int from, int tag) {
 }
 
 std::optional<Arrival> Messages::probe(int from, int tag) {
+    check_peer(Op::Recv, from);
     const auto lock = lock_requests();
     check_open("probe");
     const auto found = arrival(from, tag);

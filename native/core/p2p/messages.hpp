@@ -41,7 +41,8 @@ public:
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
-    // waits: the caller will wait at once, so the progress thread need not be woken.
+    // Sends and receives. `from` and `tag` may be kAny. All throw BadArgument for a rank that does not exist. waits:
+    // the caller will wait at once, so the progress thread need not be woken.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
                                   const CallOptions& options = {}, bool waits = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
@@ -56,14 +57,20 @@ public:
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options = {},
                                       bool waits = false);
-    // Sends or receives a short message at once. Returns false, with nothing done, if the message is long or must wait
-    // for others.
-    bool send_short(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
-                    bool object = false);
-    bool recv_short(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options);
-    // accept: returns the memory for a message, or null if this receive does not take it.
+    // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
+    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
+                      bool object = false);
+    // These return when the message is complete.
+    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
+    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
+    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
+    void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
+    // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
+    // for a message, or null if this receive does not take it. `arrival` describes the message.
     using Accept = std::function<uint8_t*(const Header&)>;
-    std::optional<Arrival> recv_short(int from, int tag, const Accept& accept, const CallOptions& options);
+    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
+                                          Arrival& arrival, std::optional<double> timeout,
+                                          const CallOptions& options = {});
     // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
@@ -176,6 +183,9 @@ private:
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
     static void give_memory(Request& receive, Message& message);
     Channel* readable(int from);
+    void check_peer(Op op, int peer) const;
+    void complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
+                      std::optional<double> timeout = {});
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);
