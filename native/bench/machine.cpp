@@ -3,8 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <memory>
 
+#include "base/aligned_memory.hpp"
 #include "bench.hpp"
 #include "pinned.hpp"
 
@@ -29,13 +29,9 @@ private:
     } at_[2];
 };
 
-struct Free {
-    void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t(4096)); }
-};
-using Memory = std::unique_ptr<uint8_t[], Free>;
 Memory memory(size_t bytes) {
-    Memory m(new (std::align_val_t(4096)) uint8_t[bytes]);
-    std::memset(m.get(), 1, bytes);
+    Memory m(bytes);
+    std::memset(m.data(), 1, bytes);
     return m;
 }
 
@@ -78,15 +74,15 @@ double core_seconds(const std::string& what, size_t bytes) {
     Memory from[2] = {memory(bytes), memory(bytes)}, to[2] = {memory(bytes), memory(bytes)};
     std::atomic<uint64_t> sink{0};
     if (what == "copy")
-        return shortest(bytes, [](int) {}, [&](int w) { std::memcpy(to[w].get(), from[w].get(), bytes); });
+        return shortest(bytes, [](int) {}, [&](int w) { std::memcpy(to[w].data(), from[w].data(), bytes); });
     if (what == "read")
         return shortest(
-            bytes, [&](int w) { std::memset(from[w].get(), w, bytes); },
-            [&](int w) { sink += read_all(from[1 - w].get(), bytes); });
+            bytes, [&](int w) { std::memset(from[w].data(), w, bytes); },
+            [&](int w) { sink += read_all(from[1 - w].data(), bytes); });
     if (what == "write")
         return shortest(
-            bytes, [&](int w) { sink += read_all(from[1 - w].get(), bytes); },
-            [&](int w) { std::memset(from[w].get(), w, bytes); });
+            bytes, [&](int w) { sink += read_all(from[1 - w].data(), bytes); },
+            [&](int w) { std::memset(from[w].data(), w, bytes); });
     throw BadArgument("what: '" + what + "' given, expected copy, read or write");
 }
 

@@ -1,14 +1,14 @@
-// A message's memory, what a receive accepts, and one send or receive.
+// What a receive accepts, and one send or receive.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/aligned_memory.hpp"
 #include "p2p/linked_list.hpp"
 #include "sync/embedding.hpp"
 #include "trace/trace.hpp"
@@ -21,24 +21,6 @@ struct Message;
 inline constexpr int kAny = -1;  // any source or any tag
 
 std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
-
-// Memory that the engine allocates for a message whose receiver did not know its length. Aligned for any element and
-// for whole cache lines; its content is undefined at first.
-class Memory {
-public:
-    Memory() = default;
-    explicit Memory(uint64_t bytes) : bytes_(new(std::align_val_t(kCacheLine)) uint8_t[bytes ? bytes : 1]) {}
-    uint8_t* data() const { return bytes_.get(); }
-    explicit operator bool() const { return bool(bytes_); }
-    uint8_t* release() { return bytes_.release(); }
-    static void free(uint8_t* bytes) { Free()(bytes); }
-
-private:
-    struct Free {
-        void operator()(uint8_t* bytes) const { operator delete[](bytes, std::align_val_t(kCacheLine)); }
-    };
-    std::unique_ptr<uint8_t[], Free> bytes_;
-};
 
 // What a receive accepts.
 struct Wanted {

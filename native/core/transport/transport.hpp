@@ -1,10 +1,9 @@
 // One rank's end of a group, as collectives and messages use it.
 #pragma once
-#include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "base/aligned_memory.hpp"
 #include "trace/call_log.hpp"
 #include "transport/conditions.hpp"
 #include "transport/peer_memory.hpp"
@@ -44,8 +43,8 @@ public:
     }
     // kScratch bytes of private memory for data read from peers.
     uint8_t* scratch() {
-        if (!scratch_) scratch_.reset(new (kAlignment) uint8_t[kScratch]);
-        return scratch_.get();
+        if (!scratch_) scratch_ = Memory(kScratch);
+        return scratch_.data();
     }
 
 private:
@@ -54,12 +53,8 @@ private:
         for (int r = 0; r < group.nranks; ++r) all.push_back({group.member()[r], group.peers[r].process});
         return all;
     }
-    static constexpr std::align_val_t kAlignment{64};
-    struct Free {
-        void operator()(uint8_t* p) const { ::operator delete[](p, kAlignment); }
-    };
     Conditions conditions_;
-    std::unique_ptr<uint8_t[], Free> scratch_;
+    Memory scratch_;
 };
 
 }  // namespace rankwise
