@@ -100,9 +100,6 @@ constexpr auto kOpcodes = [] {
 
 [[noreturn]] void not_plain(const std::string& what) { throw nb::type_error(("its pickle " + what).c_str()); }
 [[noreturn]] void invalid(const std::string& why) { throw rankwise::BadArgument("its pickle " + why); }
-[[noreturn]] void too_deep() {
-    throw rankwise::BadArgument("it is nested deeper than " + std::to_string(kMaxDepth) + " levels");
-}
 
 uint64_t little_endian(std::string_view bytes) {
     if (bytes.size() == 1) return uint8_t(bytes[0]);
@@ -271,7 +268,8 @@ private:
     }
 
     static int limited(int depth) {
-        if (depth > kMaxDepth) too_deep();
+        if (depth > kMaxDepth)
+            throw rankwise::BadArgument("it is nested deeper than " + std::to_string(kMaxDepth) + " levels");
         return depth;
     }
 
@@ -383,20 +381,6 @@ struct Pickle {
             return Pickle{module.attr("dumps"), module.attr("loads")};
         });
     }
-    nb::bytes dump(nb::handle object) const {
-        PyObject* const args[] = {object.ptr(), protocol.ptr()};
-        PyObject* const result = PyObject_Vectorcall(dumps.ptr(), args, 2, nullptr);
-        if (!result) nb::raise_python_error();
-        return nb::steal<nb::bytes>(result);
-    }
-    // NotImplemented if that fails.
-    nb::object load(nb::handle stream) const {
-        PyObject* const args[] = {stream.ptr()};
-        PyObject* const result = PyObject_Vectorcall(loads.ptr(), args, 1, nullptr);
-        if (result) return nb::steal(result);
-        PyErr_Clear();
-        return not_implemented();
-    }
 };
 
 }  // namespace
@@ -415,9 +399,21 @@ bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept
     }
 }
 
-nb::bytes dump(nb::handle object) { return Pickle::get().dump(object); }
+nb::bytes dump(nb::handle object) {
+    const Pickle& pickle = Pickle::get();
+    PyObject* const args[] = {object.ptr(), pickle.protocol.ptr()};
+    PyObject* const result = PyObject_Vectorcall(pickle.dumps.ptr(), args, 2, nullptr);
+    if (!result) nb::raise_python_error();
+    return nb::steal<nb::bytes>(result);
+}
 
-nb::object load(nb::handle stream) { return Pickle::get().load(stream); }
+nb::object load(nb::handle stream) {
+    PyObject* const args[] = {stream.ptr()};
+    PyObject* const result = PyObject_Vectorcall(Pickle::get().loads.ptr(), args, 1, nullptr);
+    if (result) return nb::steal(result);
+    PyErr_Clear();
+    return not_implemented();
+}
 
 nb::object load_basic(nb::handle stream, const nb::tuple& constructor) {
     return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? load(stream) : not_implemented();

@@ -37,27 +37,6 @@ RankState state(const SegmentView& v, int rank) {
             whereabouts(v.header(), rank)};
 }
 
-class TraceWriter;
-
-// An operation in the trace, which ends with this object at the latest.
-class WrittenOperation {
-public:
-    WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began)
-        : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
-    WrittenOperation(const WrittenOperation&) = delete;
-    ~WrittenOperation() { end(false); }
-    void wait();
-    void matched(int peer, int tag) {
-        if (entry_) entry_->set_peer(peer, tag);
-    }
-    void end(bool failed);
-
-private:
-    std::shared_ptr<TraceWriter> writer_;
-    TraceEntry* entry_;     // null where there is no room, in a forked child, and once it has ended
-    uint64_t waits_since_;  // 0 while nobody waits for it
-};
-
 class TraceWriter {
 public:
     TraceWriter(int segment_fd, int rank)
@@ -84,6 +63,32 @@ private:
     const int owner_;
 };
 
+// An operation in the trace, which ends with this object at the latest.
+class WrittenOperation {
+public:
+    WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began)
+        : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
+    WrittenOperation(const WrittenOperation&) = delete;
+    ~WrittenOperation() { end(false); }
+    void wait() {
+        if (!entry_ || waits_since_) return;
+        entry_->clear(kBackground);
+        waits_since_ = ticks();
+    }
+    void matched(int peer, int tag) {
+        if (entry_) entry_->set_peer(peer, tag);
+    }
+    void end(bool failed) {
+        if (TraceEntry* entry = std::exchange(entry_, nullptr))
+            writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
+    }
+
+private:
+    std::shared_ptr<TraceWriter> writer_;
+    TraceEntry* entry_;     // null where there is no room, in a forked child, and once it has ended
+    uint64_t waits_since_;  // 0 while nobody waits for it
+};
+
 std::shared_ptr<WrittenOperation> begin(std::shared_ptr<TraceWriter> writer, const std::string& operation,
                                         uint32_t group, uint64_t sequence, uint64_t bytes, int dtype, int op, int peer,
                                         int tag, bool background) {
@@ -92,17 +97,6 @@ std::shared_ptr<WrittenOperation> begin(std::shared_ptr<TraceWriter> writer, con
                    now = ticks();
     TraceEntry* entry = writer->begin(what, group, tag, sequence, bytes, now);
     return std::make_shared<WrittenOperation>(std::move(writer), entry, background ? 0 : now);
-}
-
-void WrittenOperation::wait() {
-    if (!entry_ || waits_since_) return;
-    entry_->clear(kBackground);
-    waits_since_ = ticks();
-}
-
-void WrittenOperation::end(bool failed) {
-    if (TraceEntry* entry = std::exchange(entry_, nullptr))
-        writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
 }
 
 }  // namespace
