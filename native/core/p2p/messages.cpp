@@ -155,7 +155,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     sends.push_back(r);
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
-        push(to, waits || may_copy_at_once(*r));
+        push(to, waits || r->bytes() <= tuning::kUnwaitedCopy);
         if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);

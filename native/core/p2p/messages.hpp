@@ -137,7 +137,6 @@ private:
     void withdraw_receive(int from, Memory copy = {});
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
-    static bool may_copy_at_once(const Request& send);
     bool match(Channel& c, Request& send, int to, uint64_t state);
     bool copied(const Rendezvous& m, uint64_t bytes) const;
     bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);

@@ -114,8 +114,6 @@ void Messages::poll_for_receive(int to, const Request& r) {
         sched_yield();
 }
 
-bool Messages::may_copy_at_once(const Request& r) { return r.bytes() <= tuning::kUnwaitedCopy; }
-
 // Matches the receive posted in this state, unless it has been withdrawn; returns whether it did.
 bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;

@@ -16,14 +16,6 @@ struct Table {
     std::unordered_map<uint64_t, std::shared_ptr<Task>> events;
     std::unordered_map<uint64_t, std::weak_ptr<HostStream>> streams;
 
-    Table() {
-        lock_around_forks([] { table().mutex.lock(); }, [] { table().mutex.unlock(); });
-    }
-    static Table& table() {
-        static Table& one = *new Table;  // never destroyed, because threads may outlive main
-        return one;
-    }
-
     [[noreturn]] void refuse(const char* kind, uint64_t number) const {
         std::string text = std::string(kind) + ": " + std::to_string(number) + " given, ";
         if (events.count(number)) text += "which is an event";
@@ -45,7 +37,13 @@ struct Table {
     }
 };
 
-Table& table() { return Table::table(); }
+Table& table() {
+    static Table& one = *[] {
+        lock_around_forks([] { table().mutex.lock(); }, [] { table().mutex.unlock(); });
+        return new Table;  // never destroyed, because threads may outlive main
+    }();
+    return one;
+}
 using Lock = std::lock_guard<std::mutex>;
 
 std::shared_ptr<HostStream> stream_of(uint64_t number) {
