@@ -15,15 +15,8 @@ int checked_source(int src) {
     return src;
 }
 
-void describe(rankwise_message* where, int source, int tag, uint64_t count, DType dtype) {
-    if (where) *where = {source, tag, count, rankwise_dtype(dtype)};
-}
-void describe(rankwise_message* where, const Request& r) { describe(where, r.source(), r.tag(), r.count(), r.dtype()); }
-
-std::shared_ptr<Request> receive(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src,
-                                 int tag) {
-    return checked(comm).messages().recv(memory(data, count, "data"), count, checked(dtype), checked_source(src),
-                                         checked_tag(tag, kAny));
+void describe(rankwise_message* where, const Arrival& a) {
+    if (where) *where = {a.source, a.tag, a.count, rankwise_dtype(a.dtype)};
 }
 
 // Forgets the request, which is complete, or has failed.
@@ -37,7 +30,7 @@ void finish(rankwise_request& request, std::optional<double> timeout, rankwise_m
     Request& r = *request->request;
     try {
         r.wait(timeout);
-        describe(message, r);
+        describe(message, r.arrival());
     } catch (const TimedOut&) {
         if (r.complete()) drop(request);
         throw;
@@ -61,28 +54,16 @@ int rankwise_send(rankwise_comm comm, const void* data, uint64_t count, rankwise
 int rankwise_recv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                   rankwise_message* message) {
     return guarded([&] {
-        if (src != kAny && tag != kAny) {  // a short message comes sooner this way
-            checked(comm).messages().recv_now(memory(data, count, "data"), count, checked(dtype), checked_source(src),
-                                              checked_tag(tag));
-            return describe(message, src, tag, count, DType(dtype));
-        }
-        const std::shared_ptr<Request> request = receive(comm, data, count, dtype, src, tag);
-        try {
-            request->wait({});
-        } catch (...) {
-            request->cancel();
-            throw;
-        }
-        describe(message, *request);
+        describe(message, checked(comm).messages().recv_now(memory(data, count, "data"), count, checked(dtype),
+                                                            checked_source(src), checked_tag(tag, kAny)));
     });
 }
 
 int rankwise_recv_up_to(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                         rankwise_message* message) {
     return guarded([&] {
-        const Arrival found = checked(comm).messages().recv_up_to_now(
-            memory(data, count, "data"), count, checked(dtype), checked_source(src), checked_tag(tag, kAny));
-        describe(message, found.source, found.tag, found.count, found.dtype);
+        describe(message, checked(comm).messages().recv_up_to_now(memory(data, count, "data"), count, checked(dtype),
+                                                                  checked_source(src), checked_tag(tag, kAny)));
     });
 }
 
@@ -101,7 +82,8 @@ int rankwise_irecv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtyp
                    rankwise_request* request) {
     return guarded([&] {
         result(request, "request") = nullptr;
-        *request = new rankwise_request_s{receive(comm, data, count, dtype, src, tag)};
+        *request = new rankwise_request_s{checked(comm).messages().recv(
+            memory(data, count, "data"), count, checked(dtype), checked_source(src), checked_tag(tag, kAny))};
     });
 }
 
@@ -132,7 +114,7 @@ int rankwise_probe(rankwise_comm comm, int src, int tag, int* found, rankwise_me
     return guarded([&] {
         const auto arrived = checked(comm).messages().probe(checked_source(src), checked_tag(tag, kAny));
         result(found, "found") = arrived.has_value();
-        if (arrived) describe(message, arrived->source, arrived->tag, arrived->count, arrived->dtype);
+        if (arrived) describe(message, *arrived);
     });
 }
 

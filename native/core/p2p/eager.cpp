@@ -67,8 +67,9 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
     return std::nullopt;
 }
 
-void Messages::complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
-                            std::optional<double> timeout) {
+// Waits for the request, and gives it up if that fails.
+Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
+                               std::optional<double> timeout) {
     try {
         request->wait(timeout, options);
     } catch (const TimedOut&) {
@@ -79,6 +80,7 @@ void Messages::complete_now(const std::shared_ptr<Request>& request, const CallO
         cancel(request);
         throw;
     }
+    return request->arrival();
 }
 
 void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
@@ -86,12 +88,13 @@ void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, i
         complete_now(send(data, count, dtype, to, tag, options, true), options);
 }
 
-void Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
+Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
     const auto accept = [&](const Header& h) {
         return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
     };
-    if (count * itemsize(dtype) <= tuning::kShortMessage && take_short(from, tag, accept, options)) return;
-    complete_now(recv(data, count, dtype, from, tag, options, true), options);
+    if (count * itemsize(dtype) <= tuning::kShortMessage)
+        if (const auto received = take_short(from, tag, accept, options)) return *received;
+    return complete_now(recv(data, count, dtype, from, tag, options, true), options);
 }
 
 Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
@@ -103,9 +106,7 @@ Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int fr
     // A large message comes sooner if the receive is posted first.
     if (bytes < tuning::kRendezvous)
         if (const auto received = take_short(from, tag, accept, options)) return *received;
-    const auto request = recv_up_to(data, count, dtype, from, tag, options, true);
-    complete_now(request, options);
-    return {request->source(), request->tag(), request->count(), request->dtype(), false};
+    return complete_now(recv_up_to(data, count, dtype, from, tag, options, true), options);
 }
 
 void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {
@@ -121,8 +122,7 @@ std::shared_ptr<Request> Messages::recv_any_now(const Wanted& wanted, int from, 
         return nullptr;
     }
     const auto request = recv_any(wanted, from, tag, options, true);
-    complete_now(request, options, timeout);
-    arrival = {request->source(), request->tag(), request->count(), request->dtype(), wanted.kind == Wanted::Object};
+    arrival = complete_now(request, options, timeout);
     return request;
 }
 

@@ -62,7 +62,7 @@ public:
                       bool object = false);
     // These return when the message is complete.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
-    void recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
+    Arrival recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
@@ -183,8 +183,8 @@ private:
     static void give_memory(Request& receive, Message& message);
     Channel* readable(int from);
     void check_peer(Op op, int peer) const;
-    void complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
-                      std::optional<double> timeout = {});
+    Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
+                         std::optional<double> timeout = {});
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);

@@ -75,6 +75,7 @@ public:
     int tag() const { return tag_; }
     uint64_t count() const { return count_; }
     DType dtype() const { return dtype_; }
+    Arrival arrival() const { return {peer_, tag_, count_, dtype_, wanted_.kind == Wanted::Object}; }
     // Of a complete receive that accepts any length: the message, once.
     Memory take_memory() { return std::move(memory_); }
 
