@@ -108,14 +108,14 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
 }
 
 // A rank's latest calls that its slot headers still hold.
-std::map<uint64_t, Call> recent_calls(const PeerSlot& peer) {
+Numbered recent_calls(const PeerSlot& peer) {
     std::map<uint64_t, const SlotHeader*> by_step;
     for (const SlotHeader& header : peer.headers)
         if (const uint64_t seq = header.seq.load()) by_step[seq] = &header;
-    std::map<uint64_t, Call> calls;
+    Numbered calls;
     uint64_t number = peer.calls.load();
     for (auto header = by_step.rbegin(); header != by_step.rend() && number > 0; ++header) {
-        calls[number] = header->second->call();
+        calls.emplace(number, with_description(header->second->call(), number, peer.last_description));
         const auto previous = std::next(header);
         if (previous != by_step.rend() && previous->second->history.load() != header->second->history.load()) --number;
     }
@@ -124,12 +124,8 @@ std::map<uint64_t, Call> recent_calls(const PeerSlot& peer) {
 
 // Each rank's latest calls, those that it made after the group had failed included.
 std::vector<Numbered> calls_of(const GroupSegment& group, int n) {
-    std::vector<Numbered> calls{size_t(n)};
-    for (int p = 0; p < n; ++p) {
-        const PeerSlot& peer = group.peers[p];
-        for (const auto& [number, call] : recent_calls(peer))
-            calls[size_t(p)].emplace(number, with_description(call, number, peer.last_description));
-    }
+    std::vector<Numbered> calls;
+    for (int p = 0; p < n; ++p) calls.push_back(recent_calls(group.peers[p]));
     const uint64_t first = first_different(calls);
     for (int p = 0; p < n; ++p) {
         const PeerSlot& peer = group.peers[p];
