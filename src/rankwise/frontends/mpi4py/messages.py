@@ -44,7 +44,7 @@ class Messages(Handle[Context]):
                 self._begin_send(buf, dest, tag).wait()
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Pending:
-        context = self._live()
+        context = self._h or self._live()
         group, start = context.group, context.shortcuts.isend_array
         x = None if copy else plain(buf)
         work: Any = None if x is None else start(x, dest, tag, group)
@@ -111,18 +111,23 @@ class Messages(Handle[Context]):
         _finish(self._begin_receive(buf, source, tag), status)
 
     def _begin_receive(self, buf: Any, source: int, tag: int) -> Pending:
-        context = self._live()
+        x, context = plain(buf), self._h or self._live()
+        if x is not None:
+            src, label = _ANY.get(source, source), _ANY.get(tag, tag)
+            work = context.shortcuts.irecv_array_up_to(x, src, label, context.group)
+            if work is not None:
+                work.started = True  # as in _begin_send
+                return Receiving(context.group, work, src, label, buf)
+        return self._begin_unusual_receive(context, buf, source, tag)
+
+    def _begin_unusual_receive(self, context: Context, buf: Any, source: int, tag: int) -> Pending:
+        """Of an unusual buffer, from an unusual rank, or on a backend that has no shortcut."""
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        start, x = context.shortcuts.irecv_array_up_to, plain(buf)
-        work = None if x is None else start(x, src, label, context.group)
-        if work is not None:
-            work.started = True
-            return Receiving(context.group, work, src, label, buf)
         blocks = simple(buf, True)
         room = blocks.room()
-        work = start(blocks.elements(room), src, label, context.group)
+        work = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
         if work is None:  # on this backend the length must be known
             return Arriving(context.group, src, label, blocks)
         work.started = True

@@ -131,6 +131,8 @@ class Receiving(Pending):
     """
 
     complete = False
+    blocks: Blocks | None = None
+    room: Bytes | None = None
 
     def __init__(
         self,
@@ -142,8 +144,9 @@ class Receiving(Pending):
         blocks: Blocks | None = None,
         room: Bytes | None = None,
     ) -> None:
-        self.group, self.work, self.source, self.tag = group, work, source, tag
-        self.buf, self.blocks, self.room = buf, blocks, room
+        self.group, self.work, self.source, self.tag, self.buf = group, work, source, tag, buf
+        if room is not None:
+            self.blocks, self.room = blocks, room
 
     def wait(self) -> None:
         if self.complete or self.cancelled:
