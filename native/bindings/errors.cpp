@@ -27,7 +27,9 @@ std::string stacks_text(const nb::dict& stacks) {
     return nb::cast<std::string>(nb::module_::import_("rankwise.contract.stacks").attr("in_words")(stacks));
 }
 
-void raise(const nb::object& error) { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr()); }
+void set_error(const nb::object& error) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
 
 void raise_translated(const std::exception_ptr& p) {
     using namespace rankwise;
@@ -35,31 +37,31 @@ void raise_translated(const std::exception_ptr& p) {
         std::rethrow_exception(p);
     } catch (const Interrupted&) {  // the signal handler's exception is pending already
     } catch (const PeerLost& e) {
-        raise(python_error("PeerLostError")(readable(e.what()), nb::arg("rank") = e.rank,
-                                            nb::arg("how") = readable(e.how), nb::arg("operation") = e.operation,
-                                            nb::arg("sequence") = e.sequence, nb::arg("host") = readable(e.host),
-                                            nb::arg("pid") = e.pid));
+        set_error(python_error("PeerLostError")(readable(e.what()), nb::arg("rank") = e.rank,
+                                                nb::arg("how") = readable(e.how), nb::arg("operation") = e.operation,
+                                                nb::arg("sequence") = e.sequence, nb::arg("host") = readable(e.host),
+                                                nb::arg("pid") = e.pid));
     } catch (const Mismatch& e) {
-        raise(python_error("MismatchError")(readable(e.what()), nb::arg("calls") = by_rank(e.calls),
-                                            nb::arg("sequence") = e.sequence, nb::arg("sites") = by_rank(e.sites),
-                                            nb::arg("different") = ranks(e.different)));
+        set_error(python_error("MismatchError")(readable(e.what()), nb::arg("calls") = by_rank(e.calls),
+                                                nb::arg("sequence") = e.sequence, nb::arg("sites") = by_rank(e.sites),
+                                                nb::arg("different") = ranks(e.different)));
     } catch (const TimedOut& e) {
         nb::dict stacks = by_rank(e.stacks);
         const std::string text = e.what() + stacks_text(stacks);
-        raise(python_error("CollectiveTimeout")(
+        set_error(python_error("CollectiveTimeout")(
             readable(text), nb::arg("limit") = e.limit, nb::arg("missing") = ranks(e.missing),
             nb::arg("states") = by_rank(e.states), nb::arg("operation") = e.operation, nb::arg("sequence") = e.sequence,
             nb::arg("stacks") = stacks));
     } catch (const Closed& e) {
-        raise(python_error("ClosedError")(readable(e.what())));
+        set_error(python_error("ClosedError")(readable(e.what())));
     } catch (const Unsupported& e) {
-        raise(python_error("UnsupportedError")(e.operation, e.backend, e.why));
+        set_error(python_error("UnsupportedError")(e.operation, e.backend, e.why));
     } catch (const BadArgument& e) {
         PyErr_SetObject(PyExc_ValueError, readable(e.what()).ptr());
     } catch (const OutOfMemory& e) {
         PyErr_SetObject(PyExc_MemoryError, readable(e.what()).ptr());
     } catch (const Error& e) {
-        raise(python_error("RankwiseError")(readable(e.what())));
+        set_error(python_error("RankwiseError")(readable(e.what())));
     }
 }
 

@@ -25,7 +25,7 @@ struct OpName {
 
 std::array<OpName, 5> op_names;  // made when the module is imported
 
-const OpName* op_named(nb::handle name_) {
+const OpName* reduction_named(nb::handle name_) {
     if (!PyUnicode_CheckExact(name_.ptr())) return nullptr;
     for (const OpName& known : op_names)
         if (known.text == name_.ptr() || PyUnicode_Compare(known.text, name_.ptr()) == 0) return &known;
@@ -46,7 +46,7 @@ template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainA
 
 template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
     const PlainArray x(array, true);
-    const OpName* named = op_named(op);
+    const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op, ArrayCall<C>(x.bytes(), x.description()));
     return true;
@@ -56,7 +56,7 @@ template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
-    const OpName* named = op_named(op);
+    const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, ArrayCall<C>(x.bytes(), x.description()));
     return true;
@@ -98,7 +98,7 @@ template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle
 
 template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    const OpName* named = op_named(op);
+    const OpName* named = reduction_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op,
                      ArrayCall<C>(x.bytes(), x.description()));
@@ -131,7 +131,7 @@ bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, con
 }
 
 // On the other ranks: the received header, and the memory for the part.
-struct Received {
+struct ReceivedPart {
     const PlainArray& part;  // receives the part if it fits
     const int n;
     ArrayHeader header;
@@ -149,10 +149,10 @@ struct Received {
         return other.data();
     }
 };
-Comm::Lock receive(Comm& c, Received& received, int src, const CallOptions& options) {
+Comm::Lock receive(Comm& c, ReceivedPart& received, int src, const CallOptions& options) {
     return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, options);
 }
-bool receive(PythonCommunicator& c, Received& received, int src, PythonCommunicator::Options options) {
+bool receive(PythonCommunicator& c, ReceivedPart& received, int src, PythonCommunicator::Options options) {
     c.broadcast(&received.header, kHeaderWords, DType::I64, src, options);
     return true;
 }
@@ -179,7 +179,7 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         const PlainArray x(array, false);
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
-    Received received{part, c.world_size(), {}, {}};
+    ReceivedPart received{part, c.world_size(), {}, {}};
     const auto parts_follow = receive(c, received, src, ArrayCall<C>(part.bytes()));
     if (received.fits()) {
         if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall<C>(part.bytes()));

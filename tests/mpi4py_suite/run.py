@@ -109,11 +109,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     tests, package = fetch(folder)
     sizes = [int(n) for n in options.ranks.split(",")]
-    print(f"{'passed on ranks':<18}" + "".join(f"{n:>24}" for n in sizes))
+    print(f"{'passed on ranks':<18}" + "".join(f"{n:>28}" for n in sizes))
     wrong = []
     for name in options.files:
         found = [run(name, n, tests, package, folder / "results") for n in sizes]
-        print(f"{name:<18}" + "".join(f"{each!s:>24}" for each in found), flush=True)
+        print(f"{name:<18}" + "".join(f"{each!s:>28}" for each in found), flush=True)
         if name in MUST_PASS:
             for n, each in zip(sizes, found, strict=True):
                 wrong += [f"{test} on {n} ranks: {why}" for test, why in each.failed.items()]
