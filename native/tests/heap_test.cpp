@@ -65,6 +65,9 @@ void a_heap_has_an_end() {
     heap.release(all);
     std::vector<uint64_t> units;
     for (uint32_t i = 0; i < small.header.units; ++i) units.push_back(heap.allocate(1, BlockKind::Buffer));
+    for (const size_t huge : {kUnit << 32, SIZE_MAX})  // whose number of units does not fit in 32 bits
+        CHECK_EQ(thrown([&] { heap.allocate(huge, BlockKind::Buffer); }), "OutOfMemory");
+    CHECK_EQ(heap.allocated_blocks(), units.size());
     for (size_t i = 0; i < units.size(); i += 2) heap.release(units[i]);
     CHECK_EQ(thrown([&] { heap.allocate(2 * kUnit, BlockKind::Buffer); }), "OutOfMemory");
     heap.release(units[1]);

@@ -106,7 +106,7 @@ uint32_t Heap::units_of(uint32_t index, Word word) const {
 }
 
 // The index of the first of so many free units in a row. Throws OutOfMemory if there is no such row.
-uint32_t Heap::find(uint32_t units) const {
+uint32_t Heap::find(size_t units) const {
     uint32_t row = 0, end = 0, longest = 0;
     walk([&](uint32_t index, Word word) {
         row = word.kind == BlockKind::Free && index == end ? row + 1 : word.kind == BlockKind::Free;
@@ -114,7 +114,7 @@ uint32_t Heap::find(uint32_t units) const {
         longest = std::max(longest, row);
         return row < units;
     });
-    if (row >= units) return end - units;
+    if (row >= units) return end - uint32_t(units);
     const uint32_t used = units_used();
     if (end < used || !row) row = 0, end = used;
     if (units_ - end + row >= units) return end - row;
@@ -144,9 +144,10 @@ bool Heap::claim(uint32_t index, uint32_t units) const {
 }
 
 uint64_t Heap::reserve(size_t bytes, size_t committed) const {
-    const uint32_t units = uint32_t((round_up(bytes, kPage) + kUnit - 1) / kUnit);
+    const size_t wanted = bytes / kUnit + (bytes % kUnit != 0);
+    const uint32_t units = uint32_t(wanted);
     uint32_t index;
-    do index = find(units);
+    do index = find(wanted);
     while (!claim(index, units));
     try {
         commit(offset_of(index), committed);
