@@ -15,7 +15,7 @@ using namespace rankwise;
 
 namespace {
 
-nb::dict interface_of(const Registered& memory) {
+template <class Memory> nb::dict interface_of(const Memory& memory) {
     nb::dict d;
     d["version"] = 3;
     d["typestr"] = "|u1";
@@ -133,7 +133,12 @@ nb::object use_handler(nb::handle handler) {
 
 void bind_registered(nb::module_& m) {
     nb::class_<Registered>(m, "Registered", "Memory of this rank in the segment; given back with this object.")
-        .def_prop_ro("__array_interface__", &interface_of);
+        .def_prop_ro("__array_interface__", &interface_of<Registered>);
+    nb::class_<SharedBlock>(m, "SharedBlock",
+                            "Memory in the segment that several ranks hold, each with such an object.")
+        .def_prop_ro("ticket", &SharedBlock::ticket)
+        .def_prop_ro("offset", &SharedBlock::offset)
+        .def_prop_ro("__array_interface__", &interface_of<SharedBlock>);
     m.def("memory_handler", &memory_handler, nb::arg("comm"),
           "A NumPy memory handler whose arrays lie in the communicator's segment.");
     m.def("use_handler", &use_handler, nb::arg("handler").none(),

@@ -271,6 +271,11 @@ std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
     return std::make_shared<Registered>(buffers_, bytes, zeroed);
 }
 
+std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket) {
+    check_open();
+    return std::make_shared<SharedBlock>(buffers_, Member{members_[size_t(rank())], process_}, bytes, ticket);
+}
+
 namespace {
 const uint8_t* bytes(const void* p) { return static_cast<const uint8_t*>(p); }
 uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }

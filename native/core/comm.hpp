@@ -13,6 +13,7 @@
 #include "memory/group_memory.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"
+#include "shared_block.hpp"
 #include "stream/stream.hpp"
 #include "transport/transport.hpp"
 
@@ -47,6 +48,8 @@ public:
 
     // Registered memory, which collectives access in place. Throws OutOfMemory.
     std::shared_ptr<Registered> allocate(size_t bytes, bool zeroed = true);
+    // A block that this rank makes, or takes with the ticket of the rank that has made it (shared_block.hpp).
+    std::shared_ptr<SharedBlock> shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket = {});
     const std::shared_ptr<BufferCache>& buffers() const { return buffers_; }
     // Whether `bytes` from `p` on lie in the segment.
     bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }

@@ -94,8 +94,9 @@ private:
     void wake() override { segment_.announce_roster(); }
 };
 
-// Frees the registered buffers of ranks that have died, unless a rank may still be writing there: each group of these
-// ranks has failed, so whoever sets its mark from now on notices that before it writes.
+}  // namespace
+
+// Each group of ranks that have died has failed, so whoever sets its mark from now on notices that before it writes.
 void free_lost_buffers(Segment& segment) {
     bool in_use = false;
     segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
@@ -112,8 +113,12 @@ void free_lost_buffers(Segment& segment) {
                              segment.at<Channel>(channel)->rendezvous.writing.load();
         }
     });
-    if (!in_use) segment.heap().free_lost_buffers();
+    if (in_use) return;
+    segment.heap().free_lost_buffers();
+    free_lost_blocks(segment);
 }
+
+namespace {
 
 [[noreturn]] void throw_not_restored(Segment& segment, const Outcome& outcome, double timeout, Embedding& program) {
     std::vector<int> missing;

@@ -7,19 +7,38 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from leftovers import shared_memory_files
+from rankwise.backends.native.communicator import EngineCommunicator
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, UnsupportedError
 from rankwise.group import sharing
 from rankwise.group.group import Group
 from rankwise.testing import RanksFailed, run_ranks
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
+each = pytest.mark.parametrize("memory", ["threads", "shm", "files"])
+
+
+def run_over(memory: str, n: int, ranks: Callable[[Group], Any]) -> list[Any]:
+    """Run the ranks on this backend, or on shm with memory in files, as backends without a segment have it."""
+    if memory == "files":
+        return run_ranks(n, partial(in_files, ranks), backend="shm")
+    return run_ranks(n, ranks, backend="threads" if memory == "threads" else "shm")
+
+
+def in_files(ranks: Callable[[Group], Any], group: Group) -> Any:
+    with mock.patch.object(EngineCommunicator, "host_memory", Communicator.host_memory):
+        return ranks(group)
 
 
 @pytest.fixture
@@ -28,20 +47,22 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing.Sharing, "_mark", lambda group: bytes([group.rank // 2]))
 
 
-@both
+@each
 @pytest.mark.parametrize("n", [1, 3])
-def test_share(backend: str, n: int) -> None:
+def test_share(memory: str, n: int) -> None:
     def ranks(group: Group) -> None:
         for src in range(n):
             for x in (np.arange(24.0).reshape(4, 6)[:, ::2], np.zeros((0, 3), np.int8), np.array(7), 1.5):
                 found = group.share(x if group.rank == src else None, src)
                 np.testing.assert_array_equal(found, x)
                 assert found.dtype == np.asarray(x).dtype
-                assert not found.flags.writeable or not found.size
+                assert not found.flags.writeable
+                with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+                    found.setflags(write=True)
         with pytest.raises(TypeError, match="x: expected an array"):
             alone(group).share("text")
 
-    run_ranks(n, ranks, backend=backend)
+    run_over(memory, n, ranks)
 
 
 def alone(group: Group) -> Group:
@@ -49,8 +70,8 @@ def alone(group: Group) -> Group:
     return group.split(group.rank)
 
 
-@both
-def test_what_is_written_is_seen_after_a_barrier(backend: str) -> None:
+@each
+def test_what_is_written_is_seen_after_a_barrier(memory: str) -> None:
     def ranks(group: Group) -> None:
         field = group.shared_zeros((3, 1000), np.int32)
         for turn in range(1, 20):
@@ -64,7 +85,7 @@ def test_what_is_written_is_seen_after_a_barrier(backend: str) -> None:
         group.barrier()
         assert (x == 3).all()
 
-    run_ranks(3, ranks, backend=backend)
+    run_over(memory, 3, ranks)
 
 
 @both
@@ -90,9 +111,12 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     run_ranks(2, ranks, backend="threads")
 
 
+@pytest.mark.parametrize("files", [False, True])
 @pytest.mark.parametrize("tensor", [False, True])
-def test_torch(tensor: bool) -> None:
+def test_torch(tensor: bool, files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    if files:
+        monkeypatch.setattr(EngineCommunicator, "host_memory", Communicator.host_memory)
 
     def ranks(group: Group) -> None:
         given = torch.arange(6.0).reshape(2, 3) if tensor else np.arange(6.0)
@@ -124,16 +148,18 @@ def proportional(address: int) -> int:
     return 0
 
 
-def test_one_copy_of_the_memory() -> None:
+@pytest.mark.parametrize("memory", ["shm", "files"])
+def test_one_copy_of_the_memory(memory: str) -> None:
     size = 64 << 20
 
     def ranks(group: Group) -> int:
+        before = proportional(group.shared_zeros(1).ctypes.data)  # of the whole segment, if it lies there
         table = group.share(np.ones(size, np.uint8) if group.rank == 0 else None)
         assert table.sum() == size
         group.barrier()
-        return int(group.all_reduce(proportional(table.ctypes.data)))
+        return int(group.all_reduce(proportional(table.ctypes.data) - before))
 
-    for whole in run_ranks(4, ranks, backend="shm"):
+    for whole in run_over(memory, 4, ranks):
         assert size * 0.99 < whole < size * 1.01
 
 
@@ -158,7 +184,7 @@ def test_it_outlives_the_group_and_ends_with_the_last_view() -> None:
         gc.collect()
         assert mappings() == before
 
-    run_ranks(2, ranks, backend="shm")
+    run_over("files", 2, ranks)  # test_shared_blocks.py has the same for memory in the segment
 
 
 @both
@@ -254,7 +280,8 @@ def test_a_lock_that_is_not_free() -> None:
     run_ranks(2, ranks, backend="threads")
 
 
-def test_a_holder_that_dies() -> None:
+@pytest.mark.parametrize("memory", ["shm", "files"])
+def test_a_holder_that_dies(memory: str) -> None:
     def ranks(group: Group) -> None:
         lock, field = group.lock(), group.shared_zeros(2)
         if group.rank == 1:
@@ -271,5 +298,5 @@ def test_a_holder_that_dies() -> None:
             assert lock.abandoned_by is None
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(3, ranks, backend="shm")
+        run_over(memory, 3, ranks)
     assert set(caught.value.failures) == {1}

@@ -34,8 +34,14 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
             return offset;
         }
     }
+    const uint64_t offset = reserve(wanted);
+    segment_->heap().publish(offset, BlockKind::Buffer);
+    return offset;
+}
+
+uint64_t BufferCache::reserve(size_t bytes) {
     try {
-        return segment_->heap().allocate(wanted, BlockKind::Buffer);
+        return segment_->heap().reserve(bytes, bytes);
     } catch (const OutOfMemory&) {
         if (getpid() != owner_) throw;
         std::unique_lock lock(mutex_);
@@ -44,7 +50,7 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
         if (unused.empty()) throw;
         release(unused);
     }
-    return segment_->heap().allocate(wanted, BlockKind::Buffer);
+    return segment_->heap().reserve(bytes, bytes);
 }
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {

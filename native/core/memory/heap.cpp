@@ -234,7 +234,7 @@ void Heap::free_reserved(uint32_t index, uint32_t units) const {
 
 // Sequentially consistent, as are the words: either whoever frees a block sees the visitor, or the visitor sees that it
 // is no longer published.
-void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
+void Heap::visit_block(uint64_t offset, BlockKind kind, const std::function<void(uint64_t)>& visit) const {
     struct Visit {
         const Heap& heap;
         uint32_t index;
@@ -243,10 +243,14 @@ void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) con
             if (heap.unit(index).visitors.fetch_sub(1) == 1) heap.free_if_unvisited(index);
         }
     };
-    walk([&](uint32_t index, Word word) {
-        if (word.kind != kind) return true;
-        const Visit visiting(*this, index);
-        if (unit(index).word.load().kind == kind) visit(offset_of(index));
+    if (!room(offset, kind)) return;
+    const Visit visiting(*this, index_of(offset));
+    if (room(offset, kind)) visit(offset);
+}
+
+void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
+    walk([&](uint32_t index, Word) {
+        visit_block(offset_of(index), kind, visit);
         return true;
     });
 }

@@ -21,7 +21,18 @@ struct RankRecord;
 
 // Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its
 // block. Retired: freed as soon as nobody visits it. The others are published.
-enum class BlockKind : uint8_t { Free, Reserved, Continued, Retired, GroupSegment, Channel, Buffer, Text, Watched };
+enum class BlockKind : uint8_t {
+    Free,
+    Reserved,
+    Continued,
+    Retired,
+    GroupSegment,
+    Channel,
+    Buffer,
+    Text,
+    Watched,
+    Shared
+};
 
 struct HeapHeader {
     uint64_t table;  // offset of the units' words; what precedes it never moves
@@ -41,6 +52,7 @@ public:
     // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
     // freed after its death.
     void set_owner(int rank, uint32_t process);
+    bool has_owner() const { return owner_ != kNobody; }  // whether this process is a rank
     // Makes a heap of the segment's bytes from `begin` to `end`.
     void create(uint64_t begin, uint64_t end);
     // How many bytes a heap must have so that a block of `bytes` fits into it.
@@ -61,6 +73,8 @@ public:
     // Calls `visit` for each published block of this kind; the block is not freed during the call. Who visits is only
     // counted, so a block that a process visited when it was killed stays allocated until the job ends.
     void visit(BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
+    // The same for one block, if this is the offset of a published block of this kind.
+    void visit_block(uint64_t offset, BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
     // Frees the buffers of processes that have ended. The caller makes sure that nobody still writes there.
     void free_lost_buffers() const;
     size_t allocated_blocks() const;

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.errors import MismatchError, UnsupportedError
+from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.message import Message, Receives, Taken
 from rankwise.contract.operations import (
     ALL_GATHER,
@@ -358,6 +359,23 @@ class Communicator(Collectives, Closeable):
         Returns:
             An object with `__array_interface__` that owns the memory and may outlive the communicator, or None if the
             backend has no registered memory.
+        """
+        return None
+
+    def host_memory(self, nbytes: int, ticket: Any = None) -> HostMemory | None:
+        """New zeroed memory that all ranks share, and on which their operations work in place.
+
+        Only groups whose ranks are on one host call this. One rank makes the memory; the others take it, each once.
+
+        Args:
+            nbytes: at least 1, the same on every rank.
+            ticket: of the memory that another rank has made; None makes it.
+
+        Returns:
+            None if the backend has no such memory; the array level then shares a file.
+
+        Raises:
+            MemoryError: there is no room.
         """
         return None
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import prod
 from types import TracebackType
 from typing import Any
@@ -22,6 +20,7 @@ from rankwise.arrays.torch import TORCH
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
@@ -260,7 +259,8 @@ class Sharing(GroupBase):
     def share(self, x: Any = None, src: int = 0) -> Any:
         """One copy of rank `src`'s array for each host, which all ranks read.
 
-        Between hosts the array is broadcast once, among the hosts' first ranks.
+        Between hosts the array is broadcast once, among the hosts' first ranks. Where `empty` makes registered memory,
+        the NumPy arrays of this are registered too: collectives read them in place.
 
         Args:
             x: an array, a tensor or a number; ignored on ranks other than `src`.
@@ -284,11 +284,11 @@ class Sharing(GroupBase):
         code, shape, of_torch = self._objects.broadcast_object(about, src)
         dtype, kind = DTYPES[code], TORCH if of_torch else NUMPY
         size = prod(shape) * dtype.itemsize
-        fd = self._host_memory(size, "share")
+        memory = self._host_memory(size, "share")
         try:
             hosts = self._hosts
             if given is not None or hosts.between is not None:
-                whole = _bytes(fd, size, writable=True)
+                whole = _bytes(memory, size, writable=True)
             if given is not None:
                 self._pack(given)
                 whole[:] = bytes_of(given)
@@ -297,16 +297,17 @@ class Sharing(GroupBase):
                 if hosts.between is not None and size:
                     hosts.between.broadcast(address(whole), size, DType.U8, hosts.of[src])
             self._barrier()
-            return kind.over(_bytes(fd, size, writable=False, own_writes=of_torch), tuple(shape), dtype)
+            return kind.over(_bytes(memory, size, writable=False, own_writes=of_torch), tuple(shape), dtype)
         finally:
-            os.close(fd)
+            memory.close()
 
     def shared_zeros(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
         """One array of zeros for each host, which all its ranks read and write.
 
         What a rank has written is seen by the others of its host after the next `group.barrier()`, or while they hold
         a lock that the rank released after it wrote. Without one of these, a rank may see any of the values that
-        another is writing; elements of up to 8 bytes are never seen half written.
+        another is writing; elements of up to 8 bytes are never seen half written. Where `empty` makes registered
+        memory, this array is registered too: collectives read and write it in place.
 
         Args:
             shape: the same on every rank.
@@ -378,64 +379,64 @@ class Sharing(GroupBase):
 
     def _zeros(self, size: int, operation: str) -> Bytes:
         """New memory of this host, which all its ranks read and write."""
-        fd = self._host_memory(size, operation)
+        memory = self._host_memory(size, operation)
         try:
-            return _bytes(fd, size, writable=True)
+            return _bytes(memory, size, writable=True)
         finally:
-            os.close(fd)
+            memory.close()
 
-    def _host_memory(self, size: int, operation: str) -> int:
-        """The descriptor of new zeroed memory of this host, at least one byte. Every rank closes its own.
+    def _host_memory(self, size: int, operation: str) -> HostMemory:
+        """New zeroed memory of this host, at least one byte. Every rank closes its own.
 
         Collective; if one rank cannot have it, every rank raises the error.
         """
-        from rankwise.system.host_memory import DescriptorServer, take  # few programs need sockets
+        from rankwise.system.host_memory import HostFile  # few programs need sockets
 
-        local, fd, trouble = self._hosts.local, -1, ("", "")
-        end = time.monotonic() + self.comm.timeout
+        local, memory, trouble = self._hosts.local, None, ("", "")
+        end, room = time.monotonic() + self.comm.timeout, max(1, size)
         try:
             if local.rank == 0:
-                fd, trouble = _created(max(1, size), operation)
-                with nullcontext() if fd < 0 else DescriptorServer(fd) as server:
-                    local.broadcast_object(server and server.ticket)
-                    if server:
-                        server.serve(local.world_size - 1, end)
+                memory, trouble = _created(local.comm, room, operation)
+                local.broadcast_object(memory and memory.ticket)
+                if memory is not None:
+                    memory.hand_out(local.world_size - 1, end)
             elif ticket := local.broadcast_object():
-                fd = take(ticket, end)
+                memory = local.comm.host_memory(room, ticket) or HostFile.take(ticket, room, end)
         except OSError as error:
             trouble = "sharing", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
         except BaseException:
-            _close(fd)
+            _close(memory)
             raise
         troubles = self._objects.all_gather_object(trouble)
         for kind, text in troubles:
             if kind:
-                _close(fd)
+                _close(memory)
                 raise MemoryError(text) if kind == "memory" else RankwiseError(text)
-        return fd
+        assert memory is not None
+        return memory
 
 
-def _created(size: int, operation: str) -> tuple[int, tuple[str, str]]:
-    """The descriptor of new memory and no trouble, or -1 and what is wrong."""
-    from rankwise.system.host_memory import create
+def _created(comm: Communicator, size: int, operation: str) -> tuple[HostMemory | None, tuple[str, str]]:
+    """New memory and no trouble, or None and what is wrong."""
+    from rankwise.system.host_memory import HostFile
+    from rankwise.system.shared_pages import no_room
 
+    available = available_memory()
     try:
-        return create(size, available_memory(), operation), ("", "")
+        if size > available:
+            raise MemoryError(no_room(size, available, operation))
+        return comm.host_memory(size) or HostFile.create(size, available, operation), ("", "")
     except MemoryError as error:
-        return -1, ("memory", str(error))
+        return None, ("memory", str(error))
     except OSError as error:
-        return -1, ("memory", f"{operation}: {error}")
+        return None, ("memory", f"{operation}: {error}")
 
 
-def _bytes(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:
+def _bytes(memory: HostMemory, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:
     """The first `size` bytes of the memory."""
-    from rankwise.system.host_memory import mapped
-
-    if not size:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(mapped(fd, size, writable=writable, own_writes=own_writes), np.uint8)
+    return np.frombuffer(memory.view(writable=writable, own_writes=own_writes), np.uint8, size)
 
 
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
+def _close(memory: HostMemory | None) -> None:
+    if memory is not None:
+        memory.close()

@@ -15,7 +15,6 @@ import struct
 import time
 from contextlib import suppress
 
-from rankwise.contract.closing import Closeable
 from rankwise.system.settings import Settings
 from rankwise.system.shared_pages import take_pages
 
@@ -24,29 +23,51 @@ _ACCEPT = b"\1"
 _PATIENCE = 5.0  # seconds that one process may take to say the secret
 
 
-def create(size: int, available: int, user: str) -> int:
-    """The descriptor of new zeroed memory. Raises MemoryError as take_pages does; OSError: there is no descriptor."""
-    fd = os.memfd_create("rankwise-shared", os.MFD_CLOEXEC)
-    try:
-        take_pages(fd, size, available, user)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+class HostFile:
+    """Such memory, as HostMemory."""
+
+    def __init__(self, fd: int, size: int, server: DescriptorServer | None = None) -> None:
+        self._fd, self._size, self._server = fd, size, server
+
+    @classmethod
+    def create(cls, size: int, available: int, user: str) -> HostFile:
+        """New zeroed memory. Raises MemoryError as take_pages does; OSError: there is no descriptor."""
+        fd = os.memfd_create("rankwise-shared", os.MFD_CLOEXEC)
+        try:
+            take_pages(fd, size, available, user)
+            return cls(fd, size, DescriptorServer(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def take(cls, ticket: tuple[str, str], size: int, deadline: float) -> HostFile:
+        """The memory that another process of this host hands out; OSError if it does not until the deadline."""
+        return cls(_take(ticket, deadline), size)
+
+    @property
+    def ticket(self) -> tuple[str, str]:
+        assert self._server is not None
+        return self._server.ticket
+
+    def hand_out(self, ranks: int, deadline: float) -> None:
+        assert self._server is not None
+        self._server.serve(ranks, deadline)
+
+    def view(self, *, writable: bool, own_writes: bool = False) -> mmap.mmap:
+        if own_writes:
+            return mmap.mmap(self._fd, self._size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return mmap.mmap(self._fd, self._size, mmap.MAP_SHARED, access)
+
+    def close(self) -> None:
+        os.close(self._fd)
+        if self._server is not None:
+            self._server.close()
 
 
-def mapped(fd: int, size: int, *, writable: bool, own_writes: bool = False) -> mmap.mmap:
-    """The memory, which this process may read, and write if it is `writable`.
-
-    own_writes: it may write too, but what it writes is copied first, and seen by this process alone.
-    """
-    if own_writes:
-        return mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-
-
-class DescriptorServer(Closeable):
-    """Passes a descriptor to other processes of this host, within a `with` block.
+class DescriptorServer:
+    """Passes a descriptor to other processes of this host, until it is closed.
 
     ticket: what the others need to `take` it. Whoever reads it and runs as this user gets the descriptor.
     """
@@ -82,8 +103,8 @@ class DescriptorServer(Closeable):
                     processes -= 1
 
 
-def take(ticket: tuple[str, str], deadline: float) -> int:
-    """The descriptor that another process of this host passes; OSError if it does not until the deadline."""
+def _take(ticket: tuple[str, str], deadline: float) -> int:
+    """The descriptor that another process of this host passes."""
     address, secret = ticket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as giver:
         giver.settimeout(max(0.001, deadline - time.monotonic()))

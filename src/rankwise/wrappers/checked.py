@@ -25,7 +25,8 @@ class CheckedCommunicator(ComparingCommunicator):
         self._inner, self._complete = inner, complete(inner)
         self.backend = inner.backend
         self.any_source, self.device_memory, self.traced = inner.any_source, inner.device_memory, inner.traced
-        bind(self, inner, "agree", "allocate", "allocating", "await_arrival", "failed", "left", "name_group", "words")
+        bind(self, inner, "agree", "allocate", "allocating", "await_arrival", "failed", "host_memory", "left")
+        bind(self, inner, "name_group", "words")
         super().__init__(inner.rank, inner.world_size, inner.timeout, checks=True)
 
     def _timeout_set(self, timeout: float) -> None:

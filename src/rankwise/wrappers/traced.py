@@ -44,7 +44,7 @@ class TracedCommunicator(Communicator):
         self.blocking, self.device_memory, self.any_source = inner.blocking, inner.device_memory, inner.any_source
         self.stream_sync = inner.stream_sync
         bind(self, inner, "allocate", "allocating", "await_arrival", "call", "failed", "left", "probe", "start_call")
-        bind(self, inner, "words")
+        bind(self, inner, "host_memory", "words")
 
     @classmethod
     def in_segment(cls, inner: Communicator, segment_fd: int, index: int | None = None) -> TracedCommunicator:

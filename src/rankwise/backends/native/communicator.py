@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
+from rankwise.backends.native.blocks import HostBlock
 from rankwise.backends.native.works import EngineCall, EngineReceives
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import bind
@@ -148,6 +150,9 @@ class EngineCommunicator(OpenCommunicator):
 
     def take_part(self, part: int) -> EngineCommunicator:
         return EngineCommunicator(self._comm.take_part(part), self.backend)
+
+    def host_memory(self, nbytes: int, ticket: Any = None) -> HostBlock:
+        return HostBlock(self._comm.shared_block(nbytes, ticket), nbytes, self._comm.segment.fd)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:

@@ -1,0 +1,107 @@
+#include "shared_block.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/errors.hpp"
+
+namespace rankwise {
+
+namespace {
+
+struct SharedHeader {
+    std::atomic<uint64_t> number;     // unique in the job; 0 once nobody may take the block any more
+    std::atomic<uint32_t> holders[];  // for each rank of the job: the number of the process that holds it + 1, or 0
+};
+constexpr uint32_t kThread = UINT32_MAX;  // held by a rank that is a thread: its views may outlive it
+
+size_t header_bytes(const Segment& segment) {
+    return round_up(sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t), kPage);
+}
+
+enum class Held { ByNone, ByLost, ByLiving };
+
+Held held(const Segment& segment, const SharedHeader& header) {
+    Held most = Held::ByNone;
+    for (int r = 0; r < segment.world_size(); ++r)
+        if (const uint32_t holder = header.holders[r].load())
+            most = std::max(most, segment.ended(r, holder - 1) ? Held::ByLost : Held::ByLiving);
+    return most;
+}
+
+// Frees a block that the caller visits, if nobody holds it; of several that find it so, one frees it (Heap::release).
+// Sequentially consistent: whoever takes the block stores its word before it sees that the block still has its number,
+// so the word is seen here after the number is gone.
+Held free_if_unheld(const Segment& segment, uint64_t offset) {
+    SharedHeader& header = *segment.at<SharedHeader>(offset);
+    if (const Held before = held(segment, header); before != Held::ByNone) return before;
+    header.number.store(0);
+    const Held now = held(segment, header);
+    if (now == Held::ByNone) segment.heap().release(offset);
+    return now;
+}
+
+}  // namespace
+
+SharedBlock::SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes,
+                         const std::optional<Ticket>& ticket)
+    : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made()),
+      owner_(getpid()) {
+    if (ticket && !take()) throw Error("the shared memory was freed before this rank could take it");
+}
+
+SharedBlock::~SharedBlock() {
+    if (getpid() != owner_) return;
+    Held left = Held::ByNone;
+    segment().heap().visit_block(ticket_.first, BlockKind::Shared, [&](uint64_t offset) {
+        segment().at<SharedHeader>(offset)->holders[holder_.world_rank].store(0);
+        left = free_if_unheld(segment(), offset);
+    });
+    if (left == Held::ByLost) free_lost_buffers(segment());
+}
+
+uint64_t SharedBlock::offset() const { return ticket_.first + header_bytes(segment()); }
+
+uint32_t SharedBlock::own_word() const { return segment().heap().has_owner() ? holder_.process + 1 : kThread; }
+
+SharedBlock::Ticket SharedBlock::made() const {
+    const uint64_t offset = buffers_->reserve(header_bytes(segment()) + bytes_);
+    SharedHeader& header = *segment().at<SharedHeader>(offset);
+    // A block that is later in the same place has another number, because it has been made later.
+    header.number = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
+    header.holders[holder_.world_rank] = own_word();
+    segment().heap().publish(offset, BlockKind::Shared);
+    return {offset, header.number};
+}
+
+bool SharedBlock::take() const {
+    const Heap& heap = segment().heap();
+    const auto& [place, number] = ticket_;
+    bool taken = false;
+    heap.visit_block(place, BlockKind::Shared, [&](uint64_t offset) {
+        SharedHeader& header = *segment().at<SharedHeader>(offset);
+        if (header.number.load() != number || heap.room(offset, BlockKind::Shared) < header_bytes(segment()) + bytes_)
+            return;
+        std::atomic<uint32_t>& mine = header.holders[holder_.world_rank];
+        mine.store(own_word());
+        taken = header.number.load() == number;
+        if (taken) return;
+        mine.store(0);
+        free_if_unheld(segment(), offset);
+    });
+    return taken;
+}
+
+void free_lost_blocks(const Segment& segment) {
+    segment.heap().visit(BlockKind::Shared, [&](uint64_t offset) {
+        SharedHeader& header = *segment.at<SharedHeader>(offset);
+        for (int r = 0; r < segment.world_size(); ++r)
+            if (uint32_t holder = header.holders[r].load(); holder && segment.ended(r, holder - 1))
+                header.holders[r].compare_exchange_strong(holder, 0);
+        free_if_unheld(segment, offset);
+    });
+}
+
+}  // namespace rankwise

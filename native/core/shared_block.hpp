@@ -1,0 +1,50 @@
+// A block of the segment that several ranks hold: the memory of an array that the ranks of a host share.
+//
+// One rank makes the block and sends its ticket to the others, which take it. Before the data, the block has a word for
+// each rank, which says whether that rank's process holds it. Whoever lets go of it last frees it. A process that ended
+// while it held the block is found by the next one that lets go, or that frees lost buffers.
+#pragma once
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "memory/buffer_cache.hpp"
+#include "memory/group_segment.hpp"
+
+namespace rankwise {
+
+// A rank's hold of a block, which it lets go of with this object; it keeps the segment mapped, also after its group was
+// closed. A rank makes or takes a block only once.
+class SharedBlock {
+public:
+    using Ticket = std::pair<uint64_t, uint64_t>;  // the block's offset in the segment, and its number
+
+    // Makes a block, zeroed, or takes the one of this ticket, which has so many bytes too. Throws OutOfMemory, and
+    // Error if the others have let go of the block.
+    SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes, const std::optional<Ticket>& ticket);
+    ~SharedBlock();
+    SharedBlock(const SharedBlock&) = delete;
+    const Ticket& ticket() const { return ticket_; }
+    uint64_t offset() const;  // of the data, which begins with a page
+    uint8_t* data() const { return segment().at(offset()); }
+    size_t bytes() const { return bytes_; }
+
+private:
+    Segment& segment() const { return buffers_->segment(); }
+    uint32_t own_word() const;
+    Ticket made() const;
+    bool take() const;
+
+    const std::shared_ptr<BufferCache> buffers_;
+    const Member holder_;
+    const size_t bytes_;
+    const Ticket ticket_;
+    const int owner_;  // pid: a forked child holds nothing
+};
+
+// Frees the blocks that only processes that have ended hold. The caller makes sure that nobody still writes there.
+void free_lost_blocks(const Segment& segment);
+// Frees these and the registered buffers of such processes, unless a rank may still be writing there (recovery.cpp).
+void free_lost_buffers(Segment& segment);
+
+}  // namespace rankwise
