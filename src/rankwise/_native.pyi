@@ -104,9 +104,7 @@ class Comm(Shortcuts):
     def allocate(self, bytes: int, zeroed: bool = True) -> Registered:
         """Memory of the segment, on which collectives work in place. MemoryError has the sizes."""
 
-    def shared_block(self, bytes: int, ticket: tuple[int, int] | None = None) -> SharedBlock:
-        """A block that this rank makes, or takes with its maker's ticket. MemoryError has the sizes."""
-
+    def shared_block(self, bytes: int, ticket: tuple[int, int] | None = None) -> SharedBlock: ...
     def in_segment(self, ptr: int, bytes: int) -> bool:
         """Whether these bytes are in the segment."""
 
@@ -203,12 +201,8 @@ class Registered:
 class SharedBlock:
     """Memory in the segment that several ranks hold, each with such an object; freed with the last of them."""
 
-    @property
-    def ticket(self) -> tuple[int, int]: ...
-    @property
-    def offset(self) -> int:
-        """Where its bytes begin in the segment, a multiple of the page size."""
-
+    ticket: tuple[int, int]
+    offset: int
     @property
     def __array_interface__(self) -> dict[str, object]: ...
 
