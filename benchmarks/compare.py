@@ -39,7 +39,6 @@ from statistics import geometric_mean
 from types import FrameType
 from typing import NoReturn
 
-from rankwise.launch.local import usable_cores
 from rankwise.tools.bench.cases import OPERATIONS, parse_sizes, size_name
 from rankwise.tools.bench.report import Machine, Progress, note, number
 from rankwise.tools.bench.timing import Bench, Contender
@@ -143,7 +142,7 @@ class Comparison:
 
     def __init__(self, interpreters: dict[str, Path], options: argparse.Namespace, folder: Path) -> None:
         self.interpreters, self.options, self.folder = interpreters, options, folder
-        self.machine = Machine.read(usable_cores())
+        self.machine = Machine.read()
         self.progress = Progress(sys.stderr)
         per_size = sum(OPERATIONS[name].has_bytes for name in options.operations)
         points = per_size * len(options.sizes) * 2 + len(options.operations) - per_size

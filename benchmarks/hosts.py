@@ -38,7 +38,6 @@ sys.path[1:1] = [str(ROOT / "tests")]
 from hosts_launch import LIBRARIES, Launches, Library  # noqa: E402 - it needs the tests' network
 
 from multihost.network import CannotMake, Network  # noqa: E402
-from rankwise.launch.local import usable_cores  # noqa: E402
 from rankwise.tools.bench import peers  # noqa: E402
 from rankwise.tools.bench.cases import OPERATIONS, MeasuredOperation, parse_sizes, size_name  # noqa: E402
 from rankwise.tools.bench.report import Machine, Progress, note, number  # noqa: E402
@@ -333,7 +332,7 @@ def main(words: Sequence[str] | None = None) -> int:
     progress = Progress(sys.stderr)
     sizes = [len(options.sizes) if OPERATIONS[name].has_bytes else 1 for name in options.operations]
     progress.points = len(chosen) * sum(sizes)
-    machine = Machine.read(usable_cores())
+    machine = Machine.read()
     print(f"machine: {machine}", flush=True)
     cells: list[Cell] = []
     try:

@@ -37,25 +37,22 @@ class HostServer(rank.RankServer):
     at this rank's index, while another host sends as many to this one -> the rate at which these arrived.
     """
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "scheduled":
-            return {"ends": self.scheduled(request)}
-        if request["do"] == "stream":
-            to = request["to"][self.contenders["array"].rank]
-            return {"rate": stream(to, request["bytes"], request["start"])} if to else {}
-        return super().answer(request)
+    def do_stream(self, to: list[str], bytes: int, start: float) -> dict[str, float]:
+        """The rate at which these bytes arrived; none if this rank has no address in `to`."""
+        address = to[self.contenders["array"].rank]
+        return {"rate": stream(address, bytes, start)} if address else {}
 
-    def scheduled(self, request: dict[str, Any]) -> list[float]:
-        library = self.contenders[request["level"]]
-        call = library.call(self.arrays(request, library))
+    def do_scheduled(self, level: str, starts: list[float], **point: Any) -> dict[str, list[float]]:
+        """When each call returned."""
+        call = self.contenders[level].call(self.arrays(level, **point))
         ends = []
         gc.disable()
-        for start in request["starts"]:
+        for start in starts:
             wait_until(start)
             call()
             ends.append(monotonic())
         gc.enable()
-        return ends
+        return {"ends": ends}
 
 
 def wait_until(moment: float) -> None:
