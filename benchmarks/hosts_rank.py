@@ -30,20 +30,21 @@ STREAM_PORT = 29999
 
 
 class HostServer(rank.RankServer):
-    """Answers two more requests.
-
-    scheduled: makes a call at each of `starts` (seconds of the monotonic clock), or as soon as the previous call has
-    returned -> when each call returned. stream: sends `bytes` bytes over a TCP connection to the address in `to`
-    at this rank's index, while another host sends as many to this one -> the rate at which these arrived.
-    """
+    """Answers two more requests."""
 
     def do_stream(self, to: list[str], bytes: int, start: float) -> dict[str, float]:
-        """The rate at which these bytes arrived; none if this rank has no address in `to`."""
+        """Send so many bytes over a TCP connection, while another host sends as many to this one.
+
+        to: the address for each rank, or None for a rank that sends nothing. Returns the rate at which they arrived.
+        """
         address = to[self.contenders["array"].rank]
         return {"rate": stream(address, bytes, start)} if address else {}
 
     def do_scheduled(self, level: str, starts: list[float], **point: Any) -> dict[str, list[float]]:
-        """When each call returned."""
+        """Make a call at each of `starts`, in seconds of the monotonic clock, or when the previous one has returned.
+
+        Returns when each call returned.
+        """
         call = self.contenders[level].call(self.arrays(level, **point))
         ends = []
         gc.disable()

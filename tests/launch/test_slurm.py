@@ -15,6 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from launch.launchers import free_port
+
 pytestmark = pytest.mark.slow
 
 START = 30.0  # seconds that the cluster may take until it is idle
@@ -57,12 +59,6 @@ with rw.Pool(group=rw.init()) as pool:
         print([square for square, _ in done], sorted({node for _, node in done}))
 """
 SQUARES = str([number * number for number in range(12)])
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from typing import Any
 
 
 def after_import(changes: Mapping[str, str]) -> None:
-    """When a module of this name has been imported, before the program sees it, pass it to `adopt` of another one.
+    """Pass modules to the function `adopt` of others once they have been imported, before the program sees them.
 
-    changes: the name of that other module, which is imported then, by the name of the program's.
+    changes: by the name of a module, the name of the one with `adopt`, which is imported only then.
     """
     sys.meta_path.insert(0, _Finder(changes))
 
@@ -38,10 +38,11 @@ class _Finder(MetaPathFinder):
 
 
 def _change_after(loader: Any, changer: str) -> None:
-    execute = loader.exec_module
+    """Let `adopt` of the module `changer` have the module that this loader executes next."""
 
     def execute_and_change(module: ModuleType) -> None:
-        execute(module)
+        del loader.exec_module  # the next time it is the loader's own again
+        loader.exec_module(module)
         import_module(changer).adopt(module)
 
     loader.exec_module = execute_and_change
