@@ -97,8 +97,8 @@ struct CallRecord {
 WatchedRank* watched_rank(const Segment& segment, int rank);
 WatchedComm* watched_comm(const Segment& segment, const WatchedRank& rank, uint32_t index);
 std::optional<CallRecord> read_call(const WatchedCall& call, uint64_t number = 0);
-// The first communicator of the rank, from index `first` on, for which wanted(comm) returns true, or nullptr. Index 0
-// is that of the messages.
+// The first communicator of the rank, from index `first` on, for which wanted(comm) returns true, or nullptr. At
+// index 0 are the messages.
 template <class Wanted>
 WatchedComm* find_comm(const Segment& segment, int rank, const Wanted& wanted, uint32_t first = 1) {
     const WatchedRank* const own = watched_rank(segment, rank);

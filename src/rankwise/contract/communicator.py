@@ -483,7 +483,7 @@ def complete(comm: Communicator) -> Collectives:
 
 
 def bind(comm: Communicator, part: object, *names: str) -> None:
-    """Let these methods of `comm` be the ones of a part of it, if they would only call those."""
+    """Give `comm` these methods of one of its parts, in place of methods that would only call them."""
     for name in names:
         setattr(comm, name, getattr(part, name))
 

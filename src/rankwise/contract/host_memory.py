@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class HostMemory(Protocol):
-    """Such memory, as one rank has it. It is freed with the last view of it on any rank."""
+    """One rank's access to the memory, which is freed with the last view of it on any rank."""
 
     @property
     def ticket(self) -> Any:

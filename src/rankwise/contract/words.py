@@ -11,7 +11,7 @@ POLL = 1e-3  # seconds between two reads of an integer whose changes nobody anno
 class SharedWords(Protocol):
     """Integers of 64 bits, numbered from 0. What one rank has done, every rank's next step sees.
 
-    By default nobody announces changes, as between hosts, and who sleeps wakes to look.
+    By default nobody announces changes, as between hosts, so a sleeper wakes every POLL seconds to look.
     """
 
     def add(self, index: int, n: int) -> int:

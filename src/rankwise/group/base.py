@@ -258,7 +258,7 @@ def integer_64(value: int, name: str) -> int:
 
 
 def check_axis_0(given: Buffer) -> Buffer:
-    """The same Buffer, if it has an axis 0."""
+    """Return the buffer; raise ValueError if it has no axis 0."""
     if not given.shape:
         raise ValueError("x: expected an array with an axis 0, got a number or a 0-d array")
     return given

@@ -42,21 +42,21 @@ class Sink:
     """An output of this process: a text stream such as sys.stdout, or None if there is none."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.lead_to(stream)
+        self.redirect(stream)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.live = stream is not None and stream.isatty()
         self.unfinished: object = None  # the writer of an incomplete last line, else None
         self.long: OutputStream | None = None  # the stream that is writing a line in pieces
         self.waiting: dict[OutputStream, bytearray] = {}  # the output of others, until that line is complete
 
-    def lead_to(self, stream: TextIO | None) -> None:
+    def redirect(self, stream: TextIO | None) -> None:
         """Write to this stream from now on. A notebook shows it below the cell to which the present context belongs."""
         self._stream = stream
         self._context = copy_context()
 
     def write(self, data: bytes, writer: object) -> None:
         """Write at once. For a stream that takes only text, as in a notebook, the bytes are decoded as UTF-8."""
-        stream = self._stream  # another thread may call `lead_to` meanwhile
+        stream = self._stream  # another thread may call `redirect` meanwhile
         if stream is None or not data:
             return
         buffer = getattr(stream, "buffer", None)
@@ -130,9 +130,9 @@ class OutputMultiplexer:
         self._open: OutputStream | None = None  # the stream whose incomplete line is on the screen
 
     def here(self) -> None:
-        """Write to where this thread's sys.stdout and sys.stderr lead now."""
-        self._out.lead_to(sys.stdout)
-        self._err.lead_to(sys.stderr)
+        """Write to what this thread's sys.stdout and sys.stderr are now."""
+        self._out.redirect(sys.stdout)
+        self._err.redirect(sys.stderr)
 
     def add(self, rank: int) -> tuple[OutputStream, OutputStream]:
         """The stdout and stderr of a rank."""

@@ -38,8 +38,8 @@ class Outcome:
 class Ranks(ABC):
     """The ranks of a pool, as the dealer sees them; they call its methods `deal` to `broke`.
 
-    `here`, `receive` and `interrupt` do nothing for ranks of which something else takes care: a launcher that writes
-    their output and passes Ctrl-C on, a thread that receives all answers.
+    By default `here`, `receive` and `interrupt` do nothing: a launcher writes the ranks' output and passes Ctrl-C on to
+    them, or they are threads of this process, and some thread of the pool receives all answers.
     """
 
     n: int

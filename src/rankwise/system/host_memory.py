@@ -24,7 +24,7 @@ _PATIENCE = 5.0  # seconds that one process may take to say the secret
 
 
 class HostFile:
-    """Such memory, as HostMemory."""
+    """HostMemory in a file without a name, which each process maps."""
 
     def __init__(self, fd: int, size: int, server: DescriptorServer | None = None) -> None:
         self._fd, self._size, self._server = fd, size, server

@@ -40,7 +40,7 @@ SAME_ON_ALL_RANKS = [row.name for row in BY_NAME.values() if row.sends is one_bl
 class Status(Enum):
     """FAIL: wrong. UNSUPPORTED: the backend cannot do it. PASS: correct. REFUSED: meaningless and refused.
 
-    The first that occurs stands for several cases.
+    Where a cell of the table stands for several cases, it shows the first of these that occurs.
     """
 
     FAIL = "FAIL"

@@ -28,7 +28,7 @@ COLLECTIVES = (ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUC
 
 
 def _described(run: Callable[[Call], None], operation: Operation, *args: Any) -> None:
-    """A collective of an array whose shape the ranks compare. args: those of its method, and the shape."""
+    """A collective of an array whose shape the ranks compare. args: its method's arguments, then the shape."""
     call = Call(operation, shape=args[-1], **dict(zip(operation.takes, args, strict=False)))
     run(call if "recv" in operation.takes else call._replace(recv=call.send))
 

@@ -11,7 +11,7 @@ from rankwise import _native
 
 
 class HostBlock:
-    """A block of the segment, as HostMemory."""
+    """HostMemory in a block of the segment."""
 
     def __init__(self, block: _native.SharedBlock, size: int, fd: int) -> None:
         """fd: the segment's."""

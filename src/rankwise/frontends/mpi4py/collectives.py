@@ -297,9 +297,9 @@ def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
 
 
 def _check_room(block: int, other: int) -> None:
-    """Raises for a rank's block in the buffer with one for each rank, if its other buffer does not fit into it."""
+    """Raise ERR_TRUNCATE if this rank's block in the one buffer is smaller than its data in the other."""
     if other > block:
-        raise error("ERR_TRUNCATE", f"the buffer of one block has {other} bytes, the other one {block} for each rank")
+        raise error("ERR_TRUNCATE", f"this rank's block has {block} bytes, but its other buffer has {other}")
 
 
 def _apart(data: Bytes, room: Bytes) -> tuple[Bytes, Bytes]:
