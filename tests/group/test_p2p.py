@@ -317,6 +317,22 @@ def test_a_blocking_send_whose_data_is_still_with_the_sender_is_cancelled_when_i
     run_ranks(2, ranks, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("elements", [THIRD, N, 20 * N])
+def test_a_send_whose_receive_waits_for_it_is_either_cancelled_or_delivered(elements: int, backend: str) -> None:
+    def ranks(group: Group) -> None:
+        for _ in range(5):
+            receive = group.irecv((elements,), 0) if group.rank == 1 else None
+            group.barrier()
+            send = group.isend(np.full(elements, 7.0), 1) if group.rank == 0 else None
+            cancelled = group.broadcast_object(send and send.cancel(), 0)
+            if receive is not None:
+                assert receive.cancel() if cancelled else (receive.wait() == 7).all()
+        assert group.all_reduce(1) == 2
+
+    run_ranks(2, ranks, backend=backend)
+
+
 def test_an_interrupted_receive_takes_no_later_message() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:

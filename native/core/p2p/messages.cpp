@@ -155,7 +155,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     sends.push_back(r);
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
-        push(to, waits || r->bytes() <= tuning::kUnwaitedCopy);
+        push(to, false);
         if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
@@ -299,6 +299,7 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
+    if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
     if (r->complete_ || closing_ || r->cancelled_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
@@ -485,8 +486,9 @@ bool Messages::progress() {
     bool moved = false;
     for (int p = 0; p < n_; ++p) {
         if (p == rank_) continue;
-        moved |= push(p);
+        moved |= push(p, false);
         moved |= pull(p);
+        moved |= push(p, true);
     }
     return moved;
 }

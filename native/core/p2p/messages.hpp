@@ -138,16 +138,19 @@ private:
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
     bool match(Channel& c, Request& send, int to, uint64_t state);
+    bool copy_there(Channel& c, Request& send, int to);
+    void finish_rendezvous(const Request& send);
     bool copied(const Rendezvous& m, uint64_t bytes) const;
-    bool copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes);
+    bool copy_here(Rendezvous& m, const Request& receive, uint64_t from);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
-    bool push(int to, bool at_once = true);
-    bool begin_next(Channel& c, int to, bool at_once, bool& moved);
+    // copies: also what the receiver may copy itself, which takes less time.
+    bool push(int to, bool copies);
+    bool begin_next(Channel& c, int to, bool copies, bool& moved);
     bool write_piece(Channel& c, Request& send, int to, const Header& header);
     bool write_header(Channel& c, int to, const Header& header, const void* body = nullptr, uint64_t bytes = 0);
     bool pull(int from);
@@ -219,7 +222,7 @@ private:
     enum class Progress : uint8_t {
         Idle,      // it has nothing to do
         Wakeable,  // sleeps until a peer wakes it
-        StandsBy,  // sleeps for a moment, since a thread has just waited
+        StandsBy,  // sleeps for a moment, since a thread has just waited, or nothing is left to do
         GivesWay,  // sleeps while a thread waits, and that thread wakes it
     };
     void set_progress(Progress now);
@@ -255,6 +258,7 @@ private:
     int waiting_ = 0;            // threads that wait for a message
     bool waited_ = false;        // one has since the progress thread last looked
     Progress progress_ = Progress::Idle;
+    int idle_looks_ = 0;  // of the progress thread, since there was something to do
     bool closing_ = false;
     GroupMemory::Lease lease_;  // of all requests: while it is held, whoever has the mutex may use the group's memory
     ProgressThread& background_;
@@ -273,7 +277,7 @@ public:
     ~Waiting() {
         const Progress progress = messages_.progress_;
         if (--messages_.waiting_ == 0 && progress != Progress::Idle &&
-            (progress == Progress::GivesWay || messages_.may_progress()))
+            (progress == Progress::GivesWay || (messages_.pending() && messages_.may_progress())))
             messages_.notify_progress_thread();
     }
     Waiting(const Waiting&) = delete;

@@ -122,7 +122,7 @@ void Messages::take_offers() {
 
 void Messages::send_answers(int to) {
     if (outgoing_[to].answers.empty()) return;
-    push(to);
+    push(to, false);
     if (!outgoing_[to].answers.empty()) go_on_in_background();  // the ring is full
 }
 

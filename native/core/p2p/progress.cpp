@@ -199,10 +199,11 @@ void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, 
 
 void Messages::go_on_in_background(bool now) {
     if (closing_) return;
+    idle_looks_ = 0;
     if (progress_ == Progress::Idle) {
         background_.serve(*this);
         set_progress(Progress::StandsBy);
-    } else if (now) {
+    } else if (now && progress_ == Progress::Wakeable) {
         notify_progress_thread();
     }
 }
@@ -233,8 +234,8 @@ bool Messages::may_progress() const {
 
 InBackground::Next Messages::advance() noexcept {
     const std::lock_guard lock(mutex_);
-    const auto ended = [&] { return closing_ || group_.failed() || !pending(); };
-    if (!ended()) {
+    const auto over = [&] { return closing_ || group_.failed(); };
+    if (!over() && pending()) {
         // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
         // notifies it.
         set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
@@ -247,7 +248,11 @@ InBackground::Next Messages::advance() noexcept {
             fail_group(group_, Cause::PeerLost, rank_, 0,
                        "had no memory for the messages that it had not received yet");
         }
-        if (!ended()) return progress_ == Progress::StandsBy ? Next::Soon : Next::Later;
+        if (!over() && pending()) return progress_ == Progress::StandsBy ? Next::Soon : Next::Later;
+    }
+    if (!over() && ++idle_looks_ <= kIdleLooks) {
+        set_progress(Progress::StandsBy);
+        return Next::Soon;
     }
     set_progress(Progress::Idle);
     return Next::Nothing;

@@ -50,7 +50,7 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     const uint64_t bytes = r->bytes(), there = m.from.load(std::memory_order_relaxed);
     if (m.from_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
         overwritten("the address", from, rank_);
-    moved |= copy_pieces(m, from, false, r->data_, there, bytes);
+    moved |= copy_here(m, *r, there);
     if (!copied(m, bytes)) return false;
     const std::shared_ptr<Request> received = std::move(r);
     r.reset();
@@ -132,16 +132,43 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
-    m.writing.store(1);  // before the match, so that the receiver never misses it
     r.matched_ = r.rendezvous_ =
         m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
-    if (r.rendezvous_) {
-        notify(to);
-        copy_pieces(m, to, true, r.data_, there, r.bytes());
-        notify(to);
+    if (!r.rendezvous_) return false;
+    if (!shared) copy_there(c, r, to);
+    notify(to);
+    return true;
+}
+
+// The sender copies a piece that the receiver has not begun, from the end; returns whether there was one. It copies one
+// at a time, so that what this rank receives meanwhile is not delayed: in an exchange each rank copies what it
+// receives.
+bool Messages::copy_there(Channel& c, Request& r, int to) {
+    Rendezvous& m = c.rendezvous;
+    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), end = bytes - r.sent_;
+    const auto left = [&](uint64_t begun) { return begun * piece < bytes && end && !group_.failed(); };
+    if (!left(m.begun.load(std::memory_order_relaxed))) return false;
+    const uint64_t there = m.to.load(std::memory_order_relaxed), at = (end - 1) / piece * piece;
+    if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
+        overwritten("the address", rank_, to);
+    m.writing.store(1);
+    const bool mine = left(m.begun.fetch_add(1));
+    if (mine) {
+        r.sent_ = bytes - at;
+        if (transport_.memory.try_copy(to, true, r.data_ + at, there + at, end - at)) m.done.fetch_add(1);
     }
     m.writing.store(0);
-    return r.rendezvous_;
+    if (copied(m, bytes)) notify(to);
+    return mine;
+}
+
+// The send, which is matched, is given up: the receiver gets the message all the same.
+void Messages::finish_rendezvous(const Request& r) {
+    const auto ended = [&] {
+        push(r.peer_, true);
+        return r.complete_ || group_.failed() || transport_.ended(r.peer_);
+    };
+    Waiter(kStoppedPeer).watch({}, ended);
 }
 
 bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
@@ -149,19 +176,17 @@ bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
     return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
-// Copies pieces that the other rank has not begun, and returns whether there were any. Copies none if the other rank's
-// memory cannot be accessed.
-bool Messages::copy_pieces(Rendezvous& m, int peer, bool sends, uint8_t* here, uint64_t there, uint64_t bytes) {
-    const uint64_t piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
-    if (there == kUnreachable) return false;
+// The receiver copies the pieces that the sender has not begun, from the beginning; returns whether there were any.
+bool Messages::copy_here(Rendezvous& m, const Request& r, uint64_t from) {
+    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
+    if (from == kUnreachable) return false;
     uint64_t mine = 0;
     // `mine` ends it even if a stray write has overwritten the count.
     while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            m.begun.fetch_add(1) < pieces) {
-        // From both ends, so that a core that copies the message again finds the same pieces in its cache.
-        const uint64_t at = (sends ? mine : pieces - 1 - mine) * piece;
-        ++mine;
-        if (!transport_.memory.try_copy(peer, sends, here + at, there + at, std::min(piece, bytes - at))) return true;
+        const uint64_t at = mine++ * piece;
+        if (!transport_.memory.try_copy(r.peer_, false, r.data_ + at, from + at, std::min(piece, bytes - at)))
+            return true;
         m.done.fetch_add(1);
     }
     return mine > 0;

@@ -3,13 +3,13 @@
 
 namespace rankwise {
 
-bool Messages::push(int to, bool at_once) {
+bool Messages::push(int to, bool copies) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
     Channel& c = *channel(rank_, to, true);
     bool moved = false;
     for (;;) {
-        if (!out.writing && !begin_next(c, to, at_once, moved)) return moved;
+        if (!out.writing && !begin_next(c, to, copies, moved)) return moved;
         if (!out.writing) continue;  // that was a whole message
         Request& r = *out.writing->front();
         const Header header = r.offer_ < 0 ? header_of(r) : Header::about_offer(Form::Requested, r.offer_, r.bytes());
@@ -19,7 +19,7 @@ bool Messages::push(int to, bool at_once) {
 }
 
 // Chooses what to write next, between two messages. Returns false if that must wait.
-bool Messages::begin_next(Channel& c, int to, bool at_once, bool& moved) {
+bool Messages::begin_next(Channel& c, int to, bool copies, bool& moved) {
     Outgoing& out = outgoing_[to];
     if (!out.answers.empty()) {
         if (!write_header(c, to, out.answers.front())) return false;
@@ -32,11 +32,9 @@ bool Messages::begin_next(Channel& c, int to, bool at_once, bool& moved) {
     }
     if (out.sends.empty()) return false;
     const std::shared_ptr<Request> r = out.sends.front();
-    if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) {
-        if (!at_once) return false;  // the progress thread does it
-        moved |= match(c, *r, to, state);
-    }
+    if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) moved |= match(c, *r, to, state);
     if (r->rendezvous_) {
+        if (copies) moved |= copy_there(c, *r, to);
         if (!copied(c.rendezvous, r->bytes())) return false;
         complete(*r);
         out.sends.pop_front();
