@@ -179,6 +179,7 @@ void bind_comm(nb::module_& m) {
     bind_messages(m, comm);
     bind_objects(m, comm);
     bind_shortcuts(m, comm);
+    bind_vector_arrays(comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"),

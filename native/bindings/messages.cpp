@@ -13,19 +13,6 @@ Wanted wanted(bool object, int dtype) {
     return {Wanted::Array, dtype < 0 ? std::nullopt : std::optional(checked_dtype(dtype))};
 }
 
-// The memory of objects with the buffer protocol. Whoever keeps the objects keeps the memory.
-std::vector<Part> parts_of(const nb::list& objects) {
-    std::vector<Part> parts;
-    parts.reserve(objects.size());
-    for (nb::handle object : objects) {
-        Py_buffer view;
-        if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE)) nb::raise_python_error();
-        parts.push_back({static_cast<const uint8_t*>(view.buf), uint64_t(view.len)});
-        PyBuffer_Release(&view);
-    }
-    return parts;
-}
-
 // start: Messages::send or Messages::recv.
 template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
@@ -104,14 +91,6 @@ std::vector<RequestHandle> failed_messages(Comm& c) {
     return failed;
 }
 
-void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
-    auto parts = parts_of(objects);
-    size_t bytes = 0;
-    for (const Part& part : parts) bytes += part.bytes;
-    ReleaseGilToWait released(bytes);
-    c.messages().send_object_now(std::move(parts), dest, tag, released.options());
-}
-
 std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int src, int tag, double timeout) {
     check_timeout(timeout);
     const std::optional<Arrival> arrival = without_gil(
@@ -143,6 +122,26 @@ std::optional<SourceTagBytes> message_of(const RequestHandle& r) {
 }
 
 }  // namespace
+
+std::vector<Part> parts_of(const nb::list& objects) {
+    std::vector<Part> parts;
+    parts.reserve(objects.size());
+    for (nb::handle object : objects) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE)) nb::raise_python_error();
+        parts.push_back({static_cast<const uint8_t*>(view.buf), uint64_t(view.len)});
+        PyBuffer_Release(&view);
+    }
+    return parts;
+}
+
+void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
+    auto parts = parts_of(objects);
+    size_t bytes = 0;
+    for (const Part& part : parts) bytes += part.bytes;
+    ReleaseGilToWait released(bytes);
+    c.messages().send_object_now(std::move(parts), dest, tag, released.options());
+}
 
 void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
     const nb::lock_self locked;

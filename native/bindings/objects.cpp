@@ -24,13 +24,19 @@ private:
 };
 PyType_Slot received_bytes_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&ReceivedBytes::get)}, {0, nullptr}};
 
-bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label) {
+// In all of these functions, encode(object) returns the encoded object in parts, if it is more than basic types.
+
+bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label, nb::handle encode) {
     const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
-    if (to < 0 || tag < 0 || !is_basic(object)) return false;
-    const nb::bytes stream = dump(object);
-    const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
-    ReleaseGilToWait released(part.bytes);
-    c.messages().send_object_now({part}, to, tag, released.options());
+    if (to < 0 || tag < 0) return false;
+    if (is_basic(object)) {
+        const nb::bytes stream = dump(object);
+        const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
+        ReleaseGilToWait released(part.bytes);
+        c.messages().send_object_now({part}, to, tag, released.options());
+        return true;
+    }
+    send_object_now(c, nb::cast<nb::list>(encode(object)), to, tag);
     return true;
 }
 
@@ -84,25 +90,24 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
 }
 
 // read(block, source): decodes what is not basic.
-nb::object object_in(const Received& received, nb::handle read, const nb::tuple& constructor) {
+nb::object object_in(const Received& received, nb::handle read, nb::handle constructor) {
     nb::object found =
         nb::isinstance<nb::bytes>(received.block) ? load_basic(received.block, constructor) : not_implemented();
     return found.is(not_implemented()) ? read(received.block, received.arrival.source) : found;
 }
 
 nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read,
-                             const nb::tuple& constructor) {
+                             nb::handle constructor) {
     const auto received = receive(c, true, src, label, timeout);
     return received ? object_in(*received, read, constructor) : not_implemented();
 }
 
-// (the object, its source, tag and encoded length).
-nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb::handle read,
-                                   const nb::tuple& constructor) {
+// (the object, (its source, tag and encoded length)).
+nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb::handle read, nb::handle constructor) {
     const auto received = receive(c, true, src, label, std::nullopt);
     if (!received) return not_implemented();
     const Arrival& a = received->arrival;
-    return nb::make_tuple(object_in(*received, read, constructor), a.source, a.tag, a.count);
+    return nb::make_tuple(object_in(*received, read, constructor), nb::make_tuple(a.source, a.tag, a.count));
 }
 
 // (its bytes, its source, tag and dtype).
@@ -115,6 +120,19 @@ nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::option
 
 // ---- collectives ----
 
+// An object that this rank sends: in parts, and as the Python code of the general path has it.
+struct Encoded {
+    Encoded(nb::handle object, nb::handle encode) {
+        if (is_basic(object)) list.append(dump(object));
+        else list = nb::cast<nb::list>(encode(object));
+        parts = parts_of(list);
+        for (const Part& part : parts) bytes += part.bytes;
+    }
+    nb::list list;
+    std::vector<Part> parts;
+    uint64_t bytes = 0;
+};
+
 // What the ranks exchange first: the length of an encoded object, and the object itself if it fits. In group/objects.py
 // it has the same form, because some of the ranks may take that path.
 struct ObjectBlock {
@@ -124,10 +142,13 @@ struct ObjectBlock {
     uint8_t data[kBytes - 2 * sizeof(uint64_t)];
 
     static bool fits(uint64_t length) { return length <= sizeof data; }
-    void set(const nb::bytes& stream, uint64_t all = 0) {
-        bytes = stream.size();
+    void set(const Encoded& encoded, uint64_t all = 0) {
+        bytes = encoded.bytes;
         longest = std::max(bytes, all);
-        if (fits(longest)) std::memcpy(data, stream.data(), bytes);
+        uint64_t at = 0;
+        if (fits(longest))
+            for (const Part& part : encoded.parts)
+                std::memcpy(data + std::exchange(at, at + part.bytes), part.data, part.bytes);
     }
     // The encoded object, or the length of the longest.
     nb::object get() const {
@@ -135,7 +156,7 @@ struct ObjectBlock {
                                             : nb::object(nb::int_(longest));
     }
     // The object, if it is here and of basic types, else NotImplemented. own: this rank has encoded it.
-    nb::object load(const nb::tuple& constructor, bool own) const {
+    nb::object load(nb::handle constructor, bool own) const {
         const nb::object found = get();
         if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
         return own ? ::load(found) : load_basic(found, constructor);
@@ -183,35 +204,23 @@ void scatter_blocks(PythonCommunicator& c, const ObjectBlock* blocks, ObjectBloc
     c.scatter_blocks(blocks, &block, sizeof block, src);
 }
 
-// What a rank sends, as the Python code of the general path has it.
-nb::list parts(nb::handle stream) {
-    nb::list one;
-    one.append(stream);
-    return one;
-}
-nb::list parts(const std::vector<nb::bytes>& streams) {
-    nb::list all;
-    for (const nb::bytes& stream : streams) all.append(parts(nb::handle(stream)));
-    return all;
-}
-
-// Each of these returns NotImplemented, with nothing done, if an object that this rank sends has other than basic
-// types. If another rank's has, or is long, rest(found, sent) completes the operation, with no other call in between.
-// found: the encoded object, or its length if it is longer than a block; of a gather, a list of these. sent: what this
-// rank sends, in parts (group/object_block.py).
+// Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
+// than the constructor allows (see load_basic), or long, rest(found, sent) completes the operation, with no other call
+// in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list of these.
+// sent: what this rank sends, in parts (group/object_block.py).
 
 template <class C>
-nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle rest,
-                                  const nb::tuple& constructor) {
+nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle rest, nb::handle encode,
+                                  nb::handle constructor) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
-    if (src < 0 || (sends && !is_basic(object))) return not_implemented();
+    if (src < 0) return not_implemented();
     ObjectBlock block;
     nb::object sent = nb::none();
     if (sends) {
-        const nb::bytes stream = dump(object);
-        block.set(stream);
-        if (!ObjectBlock::fits(block.longest)) sent = parts(nb::handle(stream));
+        const Encoded encoded(object, encode);
+        block.set(encoded);
+        sent = encoded.list;
     }
     return in_one_call(
         c, [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
@@ -224,10 +233,11 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
 
 // to: None for every rank.
 template <class C>
-nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, const nb::tuple& constructor) {
+nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, nb::handle encode,
+                               nb::handle constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
-    if (dst < 0 || !is_basic(object)) return not_implemented();
-    const nb::bytes sent = dump(object);
+    if (dst < 0) return not_implemented();
+    const Encoded sent(object, encode);
     ObjectBlock block;
     block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
@@ -245,33 +255,33 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
         if (objects.size() == blocks.size()) return objects;
         nb::list found;
         for (const ObjectBlock& each : blocks) found.append(each.get());
-        return rest(found, parts(nb::handle(sent)));
+        return rest(found, sent.list);
     });
 }
 
 template <class C>
-nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle rest,
-                                const nb::tuple& constructor) {
+nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle rest, nb::handle encode,
+                                nb::handle constructor) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
-    std::vector<nb::bytes> sent;
+    nb::list sent;
     std::vector<ObjectBlock> blocks;
     if (src == c.rank()) {
         if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
+        std::vector<Encoded> encoded;
         uint64_t longest = 0;
         for (nb::handle object : nb::tuple(nb::borrow<nb::list>(objects))) {  // another thread may change the list
-            if (!is_basic(object)) return not_implemented();
-            sent.push_back(dump(object));
-            longest = std::max(longest, uint64_t(sent.back().size()));
+            longest = std::max(longest, encoded.emplace_back(object, encode).bytes);
+            sent.append(encoded.back().list);
         }
-        blocks.resize(sent.size());
-        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(sent[i], longest);
+        blocks.resize(encoded.size());
+        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
     }
     ObjectBlock block;
     const auto first = [&](const ArrayCall<C>& call) { scatter_blocks(c, blocks.data(), block, src, call); };
     return in_one_call(c, first, [&] {
         nb::object found = block.load(constructor, src == c.rank());
-        return found.is(not_implemented()) ? rest(block.get(), parts(sent)) : found;
+        return found.is(not_implemented()) ? rest(block.get(), sent) : found;
     });
 }
 
@@ -284,11 +294,11 @@ nb::object received_bytes(Request& request) {
 
 template <class C> void bind_object_collectives(nb::class_<C>& comm) {
     comm.def("broadcast_object_plain", &broadcast_object_plain<C>, nb::arg("object").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("constructor"))
+             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none())
         .def("gather_object_plain", &gather_object_plain<C>, nb::arg("object").none(), nb::arg("dst").none(),
-             nb::arg("rest"), nb::arg("constructor"))
+             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none())
         .def("scatter_object_plain", &scatter_object_plain<C>, nb::arg("objects").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("constructor"));
+             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none());
 }
 template void bind_object_collectives(nb::class_<PythonCommunicator>& comm);
 
@@ -297,11 +307,11 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
                               "A received message: writable bytes, by the buffer protocol.")
         .def("__len__", &ReceivedBytes::bytes);
     comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
-             nb::arg("tag").none())
+             nb::arg("tag").none(), nb::arg("encode"))
         .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
+             nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor").none())
         .def("recv_object_with_source", &recv_object_with_source, nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("read"), nb::arg("constructor"))
+             nb::arg("read"), nb::arg("constructor").none())
         .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
         .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(),

@@ -407,16 +407,21 @@ nb::bytes dump(nb::handle object) {
     return nb::steal<nb::bytes>(result);
 }
 
-nb::object load(nb::handle stream) {
+nb::object load(nb::handle stream, bool raises) {
     PyObject* const args[] = {stream.ptr()};
     PyObject* const result = PyObject_Vectorcall(Pickle::get().loads.ptr(), args, 1, nullptr);
     if (result) return nb::steal(result);
+    if (raises) nb::raise_python_error();
     PyErr_Clear();
     return not_implemented();
 }
 
-nb::object load_basic(nb::handle stream, const nb::tuple& constructor) {
-    return makes_basic(nb::borrow<nb::bytes>(stream), constructor) ? load(stream) : not_implemented();
+nb::object load_basic(nb::handle stream_, nb::handle constructor) {
+    const auto stream = nb::borrow<nb::bytes>(stream_);
+    const bool trusted = constructor.is_none();
+    const bool loads =
+        trusted ? stream.size() && *stream.c_str() == kPickle : makes_basic(stream, nb::borrow<nb::tuple>(constructor));
+    return loads ? load(stream, trusted) : not_implemented();
 }
 
 void bind_plain_pickle(nb::module_& m) {
@@ -428,7 +433,7 @@ void bind_plain_pickle(nb::module_& m) {
     m.def("is_basic", &is_basic, nb::arg("object").none(),
           "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
           "dicts.");
-    m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor"),
+    m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor").none(),
           "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
-          "NotImplemented.");
+          "NotImplemented. constructor: None if any pickle may be loaded.");
 }

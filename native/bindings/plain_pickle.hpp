@@ -8,10 +8,15 @@ bool is_basic(nb::handle object);
 // invalid.
 bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept;
 
+// The first byte of a pickle, and so of an object without buffers of its own (group/object_block.py).
+inline constexpr char kPickle = '\x80';
+
 inline nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
 
-// pickle.dumps and pickle.loads; load returns NotImplemented if that fails.
+// pickle.dumps and pickle.loads. If that fails, load raises the error, or returns NotImplemented.
 nb::bytes dump(nb::handle object);
-nb::object load(nb::handle stream);
-// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid.
-nb::object load_basic(nb::handle stream, const nb::tuple& constructor);
+nb::object load(nb::handle stream, bool raises = false);
+// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid. constructor:
+// None if any pickle may be loaded; then the object of any, or the error that it raises, and NotImplemented for what
+// does not begin as a pickle.
+nb::object load_basic(nb::handle stream, nb::handle constructor);

@@ -2,3 +2,4 @@
 #include "bindings.hpp"
 
 void bind_shortcuts(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+void bind_vector_arrays(nb::class_<rankwise::Comm>& comm);

@@ -174,7 +174,6 @@ class MpiQuickMessages {
         }
     }
     static constexpr size_t kShort = 64 << 10;  // bytes of an object that is copied, so that pickle itself loads it
-    static constexpr char kPickle = '\x80';     // begins an object without buffers of its own (group/object_block.py)
     static constexpr int kProbes = 1000, kTests = 200;
 
     static size_t bytes(const MpiMessages::Taken& taken) { return size_t(PyByteArray_GET_SIZE(taken.memory.ptr())); }
@@ -214,7 +213,7 @@ public:
           header_(std::move(header)), busy_(std::move(busy)), usable_(std::move(usable)), keep_(std::move(keep)),
           wait_(std::move(wait)), failed_(std::move(failed)) {}
 
-    bool send_object_plain(nb::handle object, nb::handle dst, nb::handle tag_) const {
+    bool send_object_plain(nb::handle object, nb::handle dst, nb::handle tag_, nb::handle) const {
         const int to = rank_or_tag(dst, world_size_), tag = rank_or_tag(tag_, tags_);
         if (to < 0 || tag < 0 || !is_basic(object) || !nb::cast<bool>(usable_())) return false;
         const nb::bytes stream = dump(object);
@@ -231,7 +230,7 @@ public:
         return true;
     }
     nb::object recv_object_plain(nb::handle src, nb::handle tag, std::optional<double>, nb::handle read,
-                                 const nb::tuple& constructor) const {
+                                 nb::handle constructor) const {
         const auto taken = take(src, tag, true);
         if (!taken) return not_implemented();
         const char* const content = PyByteArray_AS_STRING(taken->memory.ptr()) + header_.size();
@@ -296,9 +295,9 @@ NB_MODULE(_mpi, m) {
              nb::arg("messages"), nb::arg("world_size"), nb::arg("tags"), nb::arg("header"), nb::arg("busy"),
              nb::arg("usable"), nb::arg("keep"), nb::arg("wait"), nb::arg("failed"))
         .def("send_object_plain", &MpiQuickMessages::send_object_plain, nb::arg("obj").none(), nb::arg("dst").none(),
-             nb::arg("tag").none())
+             nb::arg("tag").none(), nb::arg("encode"))
         .def("recv_object_plain", &MpiQuickMessages::recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor"))
+             nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor").none())
         .def("recv_any_plain", &MpiQuickMessages::recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("timeout").none());
 }

@@ -518,7 +518,7 @@ def address(array: object, /) -> int:
     """Where the first element of a NumPy array is. Twenty times as fast as array.ctypes.data."""
 
 def is_basic(object: object, /) -> bool: ...
-def load_basic(stream: bytes, constructor: tuple[str, str]) -> Any:
+def load_basic(stream: bytes, constructor: tuple[str, str] | None) -> Any:
     """The object of a pickle that makes only basic types, else NotImplemented; see check_plain."""
 
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:

@@ -15,7 +15,9 @@ class FailedWork(Protocol):
     def exception(self) -> BaseException | None: ...
 
 
-ObjectShortcut: TypeAlias = Callable[[Any, Any, Callable[[Any, Any], Any], tuple[str, str]], Any]
+Encode: TypeAlias = Callable[[Any], list[Any]]
+Constructor: TypeAlias = "tuple[str, str] | None"
+ObjectShortcut: TypeAlias = Callable[[Any, Any, Callable[[Any, Any], Any], Encode, Constructor], Any]
 
 
 class Shortcuts:
@@ -63,6 +65,25 @@ class Shortcuts:
     def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:
         return False
 
+    def all_gather_v_array(self, x: object, out: object, counts: object) -> bool:
+        """counts: the elements of each rank's block; the blocks follow each other in `out`, which may be longer."""
+        return False
+
+    def gather_v_array(self, x: object, dst: object, out: object, counts: object) -> bool:
+        """Likewise; out, counts: on dst. The others learn the counts from it, which is a call of its own."""
+        return False
+
+    def scatter_v_array(self, x: object, counts: object, src: object, out: object) -> bool:
+        """x, counts: on src. out: may be longer than this rank's block."""
+        return False
+
+    def all_to_all_v_array(self, x: object, send_counts: object, out: object, recv_counts: object) -> bool:
+        return False
+
+    def scatter_parts_array(self, x: object, src: object, out: object) -> bool:
+        """As scatter_array, but the ranks know what they receive; a shape is not compared."""
+        return False
+
     def send_array(self, x: object, dst: object, tag: object) -> bool:
         """Blocks, like recv_array."""
         return False
@@ -100,8 +121,11 @@ class Shortcuts:
         """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""
         return ()
 
-    def send_object_plain(self, obj: object, dst: object, tag: object) -> bool:
-        """Send an object of basic types; blocks, like recv_object_plain."""
+    def send_object_plain(self, obj: object, dst: object, tag: object, encode: Encode) -> bool:
+        """Send an object of basic types, or any other as encode(obj), its parts; blocks, like recv_object_plain.
+
+        Where objects other than those of basic types are unusual, it sends none of them, and does not call encode.
+        """
         return False
 
     def isend_object_plain(self, obj: object, dst: object, tag: object) -> bool:
@@ -109,9 +133,9 @@ class Shortcuts:
         return False
 
     def recv_object_with_source(
-        self, src: object, tag: object, read: Callable[[Any, int], Any], constructor: tuple[str, str]
+        self, src: object, tag: object, read: Callable[[Any, int], Any], constructor: Constructor
     ) -> Any:
-        """As recv_object_plain, but it returns (the object, its source, its tag, its encoded length)."""
+        """As recv_object_plain, but it returns (the object, (its source, its tag, its encoded length))."""
         return NotImplemented
 
     def recv_object_plain(
@@ -120,11 +144,11 @@ class Shortcuts:
         tag: object,
         timeout: float | None,
         read: Callable[[Any, int], Any],
-        constructor: tuple[str, str],
+        constructor: Constructor,
     ) -> Any:
         """Receive an object; NotImplemented, with nothing done, if src or tag is not an int in range, or ANY.
 
-        read: read(block, source) decodes the message if it is more than basic types; constructor: as in check_plain.
+        read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_basic.
         """
         return NotImplemented
 
@@ -133,17 +157,18 @@ class Shortcuts:
         return NotImplemented
 
     broadcast_object_plain: ObjectShortcut | None = None
-    """broadcast_object_plain(obj, src, rest, constructor): broadcast an object of basic types. None: not available.
+    """broadcast_object_plain(obj, src, rest, encode, constructor): broadcast an object. None: not available.
 
-    It returns NotImplemented, without having done anything, if it does not support the case. If this rank's object
-    qualifies, but another rank's is not of basic types or does not fit into a block, it returns rest(found, sent),
-    which completes the operation within the same call. found: the encoded object, or the length of the longest one;
-    sent: what this rank sends, encoded. gather_object_plain and scatter_object_plain work likewise, except that `found`
-    is a list with an item for each rank in gather_object_plain, and `sent` is a list in scatter_object_plain.
+    It returns NotImplemented, without having done anything, if it does not support the case. If an object has other
+    than basic types, encode(obj) returns its parts. If one does not fit into a block, or the constructor does not allow
+    it (as in load_basic), this returns rest(found, sent), which completes the operation within the same call. found:
+    the encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
+    scatter_object_plain work likewise, except that `found` is a list with an item for each rank in gather_object_plain,
+    and `sent` is a list of such parts in scatter_object_plain.
     """
 
     gather_object_plain: ObjectShortcut | None = None
-    """gather_object_plain(obj, dst, rest, constructor); dst: None for every rank."""
+    """gather_object_plain(obj, dst, rest, encode, constructor); dst: None for every rank."""
 
     scatter_object_plain: ObjectShortcut | None = None
-    """scatter_object_plain(objs, src, rest, constructor)"""
+    """scatter_object_plain(objs, src, rest, encode, constructor)"""

@@ -19,6 +19,7 @@ from rankwise.contract.message import ANY, Receives
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
+from rankwise.group.object_block import PLAIN, TRUSTING, Codec
 from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
 from rankwise.system.once import once
@@ -36,6 +37,9 @@ class GroupBase:
     write or read the caller's memory. `_call` makes one call of the communicator; `_run` runs a function
     that makes several.
     """
+
+    trusting = TRUSTING
+    """How objects travel where pickles are allowed."""
 
     def __init__(self, comm: Communicator, name: str, allow_pickle: bool = False) -> None:
         self.name = name
@@ -169,9 +173,9 @@ class GroupBase:
             raise refused
         return buffer.finish()
 
-    def _trusted(self, allow_pickle: bool | None) -> bool:
-        """Whether the other ranks may be trusted to unpickle what they send; None: as the job says."""
-        return self.allow_pickle if allow_pickle is None else allow_pickle
+    def _codec(self, allow_pickle: bool | None) -> Codec:
+        """How objects travel. allow_pickle: whether the other ranks may be trusted; None: as the job says."""
+        return self.trusting if (self.allow_pickle if allow_pickle is None else allow_pickle) else PLAIN
 
     def _destination(self, dst: int | None) -> int | None:
         """Check a message's destination; None is the null rank."""

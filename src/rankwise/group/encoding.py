@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,8 @@ def encode(obj: Any, allow_pickle: bool) -> tuple[bytes, list[Bytes]]:
 
 def pickled(obj: Any) -> tuple[bytes, list[Bytes]]:
     """The stream and the buffers of any object, by its own pickle; only a receiver that allows pickles loads it."""
-    return _dumped(pickle.Pickler, obj)
+    buffers: list[Bytes] = []
+    return pickle.dumps(obj, 5, buffer_callback=_keeper(buffers)), buffers
 
 
 def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: int) -> Any:
@@ -89,10 +90,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _encode_plain(obj: Any) -> tuple[bytes, list[Bytes]]:
+    file, buffers = io.BytesIO(), list[Bytes]()
     try:
-        stream, buffers = _dumped(_PlainPickler, obj)
+        _PlainPickler(file, 5, buffer_callback=_keeper(buffers)).dump(obj)
     except RecursionError:
         raise ValueError("obj: it is nested too deep, or contains itself") from None
+    stream = file.getvalue()
     try:
         check_plain(stream, len(buffers), CONSTRUCTOR)
     except ValueError as error:
@@ -100,9 +103,8 @@ def _encode_plain(obj: Any) -> tuple[bytes, list[Bytes]]:
     return stream, buffers
 
 
-def _dumped(pickler: type[pickle.Pickler], obj: Any) -> tuple[bytes, list[Bytes]]:
-    stream = io.BytesIO()
-    buffers: list[Bytes] = []
+def _keeper(buffers: list[Bytes]) -> Callable[[pickle.PickleBuffer], bool]:
+    """For a pickler, which calls it for each buffer: it keeps large ones, and leaves small ones in the stream."""
 
     def in_stream(buffer: pickle.PickleBuffer) -> bool:
         memory = buffer.raw()
@@ -111,5 +113,4 @@ def _dumped(pickler: type[pickle.Pickler], obj: Any) -> tuple[bytes, list[Bytes]
         buffers.append(np.frombuffer(memory, np.uint8))
         return False
 
-    pickler(stream, 5, buffer_callback=in_stream).dump(obj)
-    return stream.getvalue(), buffers
+    return in_stream

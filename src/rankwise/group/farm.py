@@ -13,7 +13,7 @@ from rankwise.contract.public import public
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase
 from rankwise.group.messages import Messages
-from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
+from rankwise.group.object_block import Codec, Parts, aligned, assemble, length_of
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
 from rankwise.group.sharing import Counter, Sharing
@@ -71,14 +71,14 @@ class _Farm:
     and send dst the outcomes; each says when it finds no more. If a rank is lost, the others begin another round with
     the tasks whose outcomes are lost.
 
-    fn, dst, trusted: as in `map`. parts: on dst, the encoded tasks. members: the rank in the group of each of the
-    team.
+    fn, dst: as in `map`. codec: of tasks and results. parts: on dst, the encoded tasks. members: the rank in the group
+    of each of the team.
     """
 
     def __init__(
-        self, fn: Callable[[Any], Any], parts: list[Parts], dst: int, trusted: bool, team: _Team, members: list[int]
+        self, fn: Callable[[Any], Any], parts: list[Parts], dst: int, codec: Codec, team: _Team, members: list[int]
     ) -> None:
-        self._fn, self._parts, self._dst, self._trusted = fn, parts, dst, trusted
+        self._fn, self._parts, self._dst, self._codec = fn, parts, dst, codec
         self._team, self._members = team, members
         self._rank = members[team.rank]
         self._outcomes: dict[int, _Outcome] = {}  # by task: on dst all that are known, elsewhere this rank's own
@@ -164,8 +164,8 @@ class _Farm:
         while (at := self._counter.next()) < len(self._tasks):
             number, block = self._tasks[at]
             try:
-                value = self._fn(read(block, self._trusted, self._dst))
-                parts_of(value, self._trusted)  # raises if it cannot be sent
+                value = self._fn(self._codec.read(block, self._dst))
+                self._codec.encode(value)  # raises if it cannot be sent
                 self._outcomes[number] = _Outcome(value)
             except PeerLostError:
                 raise
@@ -175,11 +175,11 @@ class _Farm:
 
     def _send(self, number: int) -> Work[None]:
         message = (number, *self._outcomes[number])
-        return self._team.isend_object(message, self._root, _OUTCOME, allow_pickle=self._trusted)
+        return self._team.isend_object(message, self._root, _OUTCOME, allow_pickle=self._codec.trusted)
 
     def _receive(self) -> None:
         """Receive an outcome of another rank, or that it finds no more tasks."""
-        message = self._team.recv_object(ANY, _OUTCOME, allow_pickle=self._trusted)
+        message = self._team.recv_object(ANY, _OUTCOME, allow_pickle=self._codec.trusted)
         if message is None:
             self._helping -= 1
         else:
@@ -213,7 +213,7 @@ class _Farm:
                 raise lost
             try:
                 own = {} if self._rank == self._dst else {n: tuple(each) for n, each in self._outcomes.items()}
-                for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._trusted) or ():
+                for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._codec.trusted) or ():
                     self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
                 return
             except PeerLostError as again:
@@ -256,7 +256,7 @@ class Farming(GroupBase):
             ... )
             True
         """
-        outcomes = list(self._outcomes(fn, tasks, dst, self._trusted(allow_pickle)))
+        outcomes = list(self._outcomes(fn, tasks, dst, self._codec(allow_pickle)))
         return list(starmap(_result, enumerate(outcomes))) if self.rank == dst else None
 
     def imap(
@@ -280,10 +280,10 @@ class Farming(GroupBase):
             >>> for size in group.imap(abs, [-1, 4, -9] if group.rank == 0 else None):
             ...     assert size in (1, 4, 9)
         """
-        return starmap(_result, enumerate(self._outcomes(fn, tasks, dst, self._trusted(allow_pickle))))
+        return starmap(_result, enumerate(self._outcomes(fn, tasks, dst, self._codec(allow_pickle))))
 
     def _outcomes(
-        self, fn: Callable[[Any], Any], tasks: Iterable[Any] | None, dst: int, trusted: bool
+        self, fn: Callable[[Any], Any], tasks: Iterable[Any] | None, dst: int, codec: Codec
     ) -> Iterator[_Outcome]:
         """On dst the tasks' outcomes in order; nothing elsewhere, after all tasks have been done."""
         dst = self._rank(dst, "dst")
@@ -293,11 +293,11 @@ class Farming(GroupBase):
         if self.rank == dst:
             if tasks is None:
                 raise TypeError("tasks=None: expected the tasks, on rank dst")
-            parts = [parts_of(task, trusted) for task in tasks]
+            parts = [codec.encode(task) for task in tasks]
         comm = self.comm.split(0, self.rank)
         assert comm is not None
         team = _Team(comm, f"{self.name}.map")
-        work = _Farm(fn, parts, dst, trusted, team, list(range(self.world_size)))
+        work = _Farm(fn, parts, dst, codec, team, list(range(self.world_size)))
         if self.rank == dst:
             outcomes = work.collect()
             next(outcomes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,7 @@ from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.encoding import CONSTRUCTOR
-from rankwise.group.object_block import assemble, parts_of, read
+from rankwise.group.object_block import Codec, assemble
 from rankwise.group.p2p import ReceiveWork
 from rankwise.group.receives import array_over
 from rankwise.group.related import Related
@@ -130,10 +128,11 @@ class Messages(GroupBase):
             ... else:
             ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
-        if not by_reference and self.arrivals.send_object_plain(obj, dst, tag):
+        codec = self._codec(allow_pickle)
+        if not by_reference and self.arrivals.send_object_plain(obj, dst, tag, codec.encode):
             return
         to, number = self._destination(dst), check_tag(tag)
-        parts = self._parts(obj, allow_pickle, by_reference)
+        parts = self._parts(obj, codec, by_reference)
         if to is not None:
             self.receives.send_object_now(parts, to, number)
 
@@ -158,14 +157,14 @@ class Messages(GroupBase):
             >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        parts = self._parts(obj, allow_pickle, by_reference)
+        parts = self._parts(obj, self._codec(allow_pickle), by_reference)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
         if to is None:
             return Completed()
         return ArrayWork(self.receives.send_object(parts, to, number), nothing, self.pending, self).started()
 
-    def _parts(self, obj: Any, allow_pickle: bool | None, by_reference: bool) -> list[Any]:
+    def _parts(self, obj: Any, codec: Codec, by_reference: bool) -> list[Any]:
         """What is sent of an object."""
         if by_reference:
             references = self.related.references
@@ -173,7 +172,7 @@ class Messages(GroupBase):
                 why, remedy = "its ranks are not threads of one process", "send the object without by_reference"
                 raise UnsupportedError("sending by reference", self.backend or "program's own", why, remedy)
             obj = references.add(obj)
-        return parts_of(obj, self._trusted(allow_pickle))
+        return codec.encode(obj)
 
     def recv_object(
         self,
@@ -205,10 +204,10 @@ class Messages(GroupBase):
         """
         if timeout is not None:
             timeout = check_wait(timeout)
-        reads = _read_trusted if self._trusted(allow_pickle) else _read_plain
-        found = self.arrivals.recv_object_plain(src, tag, timeout, reads, CONSTRUCTOR)
+        codec = self._codec(allow_pickle)
+        found = self.arrivals.recv_object_plain(src, tag, timeout, codec.read, codec.constructor)
         if found is NotImplemented:
-            return wait_or_cancel(self._irecv_object(src, tag, reads), timeout)
+            return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return found
 
     def irecv_object(
@@ -228,24 +227,15 @@ class Messages(GroupBase):
             >>> work.wait(), work.source == group.rank, work.tag
             ('to myself', True, 6)
         """
-        return self._irecv_object(src, tag, _read_trusted if self._trusted(allow_pickle) else _read_plain).started()
+        return self._irecv_object(src, tag, self._codec(allow_pickle)).started()
 
-    def _irecv_object(self, src: int | None, tag: int, reads: Callable[[Any, int], Any]) -> ReceiveWork[Any]:
+    def _irecv_object(self, src: int | None, tag: int, codec: Codec) -> ReceiveWork[Any]:
         source, number = self._source(src), label(tag)
         if source is None:
             return ReceiveWork(Completed(), nothing, self.pending, self, None, None)
         receive = self.receives.recv_object(source, number)
 
         def finish() -> Any:
-            return reads(receive.memory(), receive.source)
+            return codec.read(receive.memory(), receive.source)
 
         return ReceiveWork(receive, finish, self.pending, self, source, number)
-
-
-def _read_plain(block: Any, rank: int) -> Any:
-    """The object in a block that `rank` sent."""
-    return read(block, False, rank)
-
-
-def _read_trusted(block: Any, rank: int) -> Any:
-    return read(block, True, rank)

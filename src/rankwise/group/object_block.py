@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,9 +27,22 @@ Parts: TypeAlias = Sequence[Any]
 """An encoded object, in pieces that lie one after the other."""
 
 
-def parts_of(obj: Any, trusted: bool) -> list[Any]:
-    """The block in pieces, which share memory with the object's arrays. See encode."""
-    return [pickle.dumps(obj, 5)] if is_basic(obj) else pieces(*encode(obj, trusted))
+class Codec:
+    """A way to encode objects.
+
+    encode(obj): the object's block in pieces, which share memory with its arrays. trusted: whether any pickle is loaded
+    that a rank sends; if not, only plain data is.
+    """
+
+    def __init__(self, encode: Callable[[Any], list[Any]], trusted: bool) -> None:
+        self.encode, self.trusted = encode, trusted
+        self.constructor = None if trusted else CONSTRUCTOR
+
+    def read(self, block: Any, rank: int) -> Any:
+        """The object of a block that `rank` sent. See decode."""
+        if type(block) is bytes and (found := load_basic(block, self.constructor)) is not NotImplemented:
+            return found  # it is short: no step is cheaper than this one
+        return decode(*_from_block(block, rank), self.trusted, rank)
 
 
 def length_of(parts: Sequence[Any]) -> int:
@@ -46,13 +60,6 @@ def assemble(*blocks: Sequence[Any]) -> Bytes:
         memory[at : aligned(at)] = 0
         at = aligned(at)
     return memory
-
-
-def read(block: Any, trusted: bool, rank: int) -> Any:
-    """The object of a block that `rank` sent. See decode."""
-    if type(block) is bytes and (found := load_basic(block, CONSTRUCTOR)) is not NotImplemented:
-        return found  # it is short: no step is cheaper than this one
-    return decode(*_from_block(block, rank), trusted, rank)
 
 
 def pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
@@ -89,3 +96,14 @@ def _from_block(block: Any, rank: int) -> tuple[bytes, list[Bytes]]:
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _encode(allow_pickle: bool, obj: Any) -> list[Any]:
+    return [pickle.dumps(obj, 5)] if is_basic(obj) else pieces(*encode(obj, allow_pickle))
+
+
+PLAIN = Codec(partial(_encode, False), False)
+"""Plain data alone."""
+
+TRUSTING = Codec(partial(_encode, True), True)
+"""Plain data, and the pickles of other objects."""

@@ -13,9 +13,8 @@ from rankwise.arrays.numpy import address
 from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.first_blocks import FirstBlocks
-from rankwise.group.object_block import Parts, aligned, assemble, length_of, parts_of, read
+from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
 from rankwise.system.once import once
 
 
@@ -60,29 +59,29 @@ class ObjectCollectives(GroupBase):
             >>> settings["layers"]
             [3, 4]
         """
-        trusted = self._trusted(allow_pickle)
-        if not async_op and (plain := self._shortcuts.broadcast_object_plain) is not None:
-            rest = partial(self._broadcast_rest, obj, src, trusted)
-            found = plain(obj, src, rest, CONSTRUCTOR)
+        codec = self._codec(allow_pickle)
+        if not async_op and (quick := self._shortcuts.broadcast_object_plain) is not None:
+            rest = partial(self._broadcast_rest, obj, src, codec)
+            found = quick(obj, src, rest, codec.encode, codec.constructor)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
 
         def body() -> Any:
-            mine = parts_of(obj, trusted) if src == self.rank else None
-            return self._broadcast_rest(obj, src, trusted, self._first_blocks.broadcast(mine, src), mine)
+            mine = codec.encode(obj) if src == self.rank else None
+            return self._broadcast_rest(obj, src, codec, self._first_blocks.broadcast(mine, src), mine)
 
         if async_op and src == self.rank:
-            parts_of(obj, trusted)
+            codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _broadcast_rest(self, obj: Any, src: int, trusted: bool, found: bytes | int, mine: Parts | None) -> Any:
+    def _broadcast_rest(self, obj: Any, src: int, codec: Codec, found: bytes | int, mine: Parts | None) -> Any:
         """The second step, which is needed if the object is longer than a block."""
         block: Any = found
         if isinstance(found, int):
             block = np.empty(found, np.uint8) if mine is None else assemble(mine)
             self._collectives.broadcast(address(block), found, DType.U8, src)
-        return read(block, trusted, src) if mine is None else obj
+        return codec.read(block, src) if mine is None else obj
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -95,7 +94,7 @@ class ObjectCollectives(GroupBase):
             >>> found if group.rank == 0 else [("rank", 0), ("rank", 1)]
             [('rank', 0), ('rank', 1)]
         """
-        return self._gather(obj, dst, self._trusted(allow_pickle), async_op)
+        return self._gather(obj, dst, self._codec(allow_pickle), async_op)
 
     def all_gather_object(self, obj: Any, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on every rank, as a list by rank.
@@ -107,26 +106,26 @@ class ObjectCollectives(GroupBase):
             >>> group.all_gather_object({"rank": group.rank})
             [{'rank': 0}, {'rank': 1}]
         """
-        return self._gather(obj, None, self._trusted(allow_pickle), async_op)
+        return self._gather(obj, None, self._codec(allow_pickle), async_op)
 
-    def _gather(self, obj: Any, dst: int | None, trusted: bool, async_op: bool) -> Any:
+    def _gather(self, obj: Any, dst: int | None, codec: Codec, async_op: bool) -> Any:
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
-        if not async_op and (plain := self._shortcuts.gather_object_plain) is not None:
-            found = plain(obj, dst, partial(self._gather_rest, dst, trusted), CONSTRUCTOR)
+        if not async_op and (quick := self._shortcuts.gather_object_plain) is not None:
+            found = quick(obj, dst, partial(self._gather_rest, dst, codec), codec.encode, codec.constructor)
             if found is not NotImplemented:
                 return found
         if dst is not None:
             dst = self._rank(dst, "dst")
 
         def body() -> Any:
-            mine = parts_of(obj, trusted)
-            return self._gather_rest(dst, trusted, self._first_blocks.all_gather(mine), mine)
+            mine = codec.encode(obj)
+            return self._gather_rest(dst, codec, self._first_blocks.all_gather(mine), mine)
 
         if async_op:
-            parts_of(obj, trusted)
+            codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _gather_rest(self, dst: int | None, trusted: bool, found: list[Any], mine: Parts) -> list[Any] | None:
+    def _gather_rest(self, dst: int | None, codec: Codec, found: list[Any], mine: Parts) -> list[Any] | None:
         """The second step, in which the objects travel that are longer than a block."""
         here = dst is None or dst == self.rank
         if int in map(type, found):
@@ -143,7 +142,7 @@ class ObjectCollectives(GroupBase):
                         found[rank] = memory[end - count :][:length]
         if not here:
             return None
-        return [read(block, trusted or rank == self.rank, rank) for rank, block in enumerate(found)]
+        return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
 
     def scatter_object(
         self,
@@ -163,9 +162,9 @@ class ObjectCollectives(GroupBase):
             >>> group.scatter_object(["a", "b"] if group.rank == 0 else None) == "ab"[group.rank]
             True
         """
-        trusted = self._trusted(allow_pickle)
-        if not async_op and (plain := self._shortcuts.scatter_object_plain) is not None:
-            found = plain(objs, src, partial(self._scatter_rest, src, trusted), CONSTRUCTOR)
+        codec = self._codec(allow_pickle)
+        if not async_op and (quick := self._shortcuts.scatter_object_plain) is not None:
+            found = quick(objs, src, partial(self._scatter_rest, src, codec), codec.encode, codec.constructor)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
@@ -177,15 +176,15 @@ class ObjectCollectives(GroupBase):
             given = list(objs)
 
         def body() -> Any:
-            blocks = [parts_of(obj, trusted) for obj in given]
-            return self._scatter_rest(src, trusted, self._first_blocks.scatter(blocks, src), blocks)
+            blocks = [codec.encode(obj) for obj in given]
+            return self._scatter_rest(src, codec, self._first_blocks.scatter(blocks, src), blocks)
 
         if async_op:
             for obj in given:
-                parts_of(obj, trusted)
+                codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _scatter_rest(self, src: int, trusted: bool, found: bytes | int, blocks: Sequence[Parts]) -> Any:
+    def _scatter_rest(self, src: int, codec: Codec, found: bytes | int, blocks: Sequence[Parts]) -> Any:
         """The second step, which is needed if one of the objects is longer than a block."""
         block: Any = found
         if isinstance(found, int):
@@ -195,4 +194,4 @@ class ObjectCollectives(GroupBase):
             sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
             self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
             block = memory[: lengths[self.rank]]
-        return read(block, trusted or src == self.rank, src)
+        return (TRUSTING if src == self.rank else codec).read(block, src)

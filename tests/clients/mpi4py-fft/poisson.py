@@ -10,7 +10,8 @@ SHAPE = (24, 18, 32)
 
 def axes(slab, shape):
     """The points of this rank's block, as three arrays that broadcast."""
-    return np.meshgrid(*(np.arange(n)[part] * 2 * np.pi / n for n, part in zip(shape, slab)), indexing="ij", sparse=True)
+    points = (np.arange(n)[part] * 2 * np.pi / n for n, part in zip(shape, slab, strict=True))
+    return np.meshgrid(*points, indexing="ij", sparse=True)
 
 
 def solved(grid, dtype):
@@ -24,7 +25,8 @@ def solved(grid, dtype):
     spectrum[:] = fft.forward(f)
     shape = fft.global_shape(True)
     waves = [np.fft.fftfreq(n, 1 / n) for n in shape[:2]] + [np.arange(shape[2])]
-    k = np.meshgrid(*(w[part] for w, part in zip(waves, fft.local_slice(True))), indexing="ij", sparse=True)
+    waves = [wave[part] for wave, part in zip(waves, fft.local_slice(True), strict=True)]
+    k = np.meshgrid(*waves, indexing="ij", sparse=True)
     squared = sum(each**2 for each in k)
     spectrum[:] = np.where(squared == 0, 0, -spectrum / np.where(squared == 0, 1, squared))
     u[:] = fft.backward(spectrum)

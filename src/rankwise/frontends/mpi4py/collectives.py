@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from rankwise.arrays import dtypes
 from rankwise.contract.operations import (
     ALL_GATHER_V,
     ALL_TO_ALL_V,
@@ -373,17 +372,8 @@ def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
 
 
 def _fast_scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    into, given = plain(recvbuf), None
-    if into is None or not into.flags.writeable or (dtype := dtypes.from_numpy(into.dtype)) is None:
-        return False
-    if root == c.rank:
-        given = every(sendbuf)
-        if given is None or given.dtype != into.dtype or given.size != into.size * c.size:
-            return False
-        if np.may_share_memory(given, into):
-            return False
-    c.collectives.scatter(0 if given is None else address(given), address(into), into.size, dtype, c.root(root))
-    return True
+    given = every(sendbuf) if root == c.rank else None
+    return c.shortcuts.scatter_parts_array(given, root, plain(recvbuf))
 
 
 def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
@@ -394,67 +384,26 @@ def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
 
 
 def _fast_gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    mine, into = plain(sendbuf), _divided(c, recvbuf, True) if root == c.rank else _NOTHING
-    dtype = None if mine is None or into is None else dtypes.from_numpy(mine.dtype)
-    if dtype is None or into is None or not mine.flags.c_contiguous:
-        return False
-    if root == c.rank and (dtype is not into.dtype or np.may_share_memory(mine, into.x)):
-        return False
-    sizes = [count * mine.itemsize for count in into.counts] if into.counts else [0] * c.size
-    c.comm.call(partial(_gather_blocks, c, mine, into.x, dtype, c.root(root), sizes))
-    return True
+    into = divided_array(recvbuf) if root == c.rank else _NOTHING
+    return into is not None and c.shortcuts.gather_v_array(plain(sendbuf), root, *into)
 
 
 def _fast_scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    into, given = plain(recvbuf), _divided(c, sendbuf, False) if root == c.rank else _NOTHING
-    dtype = None if into is None or given is None else dtypes.from_numpy(into.dtype)
-    if dtype is None or given is None or not (into.flags.c_contiguous and into.flags.writeable):
-        return False
-    if root == c.rank and (dtype is not given.dtype or np.may_share_memory(given.x, into)):
-        return False
-    sizes = [count * into.itemsize for count in given.counts] if given.counts else [0] * c.size
-    c.comm.call(partial(_scatter_blocks, c, given.x, into, dtype, c.root(root), sizes))
-    return True
+    given = divided_array(sendbuf) if root == c.rank else _NOTHING
+    return given is not None and c.shortcuts.scatter_v_array(*given, root, plain(recvbuf))
 
 
 def _fast_allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    mine, into = plain(sendbuf), _divided(c, recvbuf, True)
-    if mine is None or into is None or mine.dtype != into.x.dtype or mine.size != into.counts[c.rank]:
-        return False
-    if not mine.flags.c_contiguous or np.may_share_memory(mine, into.x):
-        return False
-    c.collectives.run(Call(ALL_GATHER_V, address(mine), address(into.x), 0, into.dtype, counts=into.counts))
-    return True
+    into = divided_array(recvbuf)
+    return into is not None and c.shortcuts.all_gather_v_array(plain(sendbuf), *into)
 
 
 def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    given, into = _divided(c, sendbuf, False), _divided(c, recvbuf, True)
-    if given is None or into is None or given.dtype is not into.dtype or np.may_share_memory(given.x, into.x):
-        return False
-    at = address(given.x), address(into.x)
-    c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, into.dtype, send_counts=given.counts, recv_counts=into.counts))
-    return True
+    given, into = divided_array(sendbuf), divided_array(recvbuf)
+    return given is not None and into is not None and c.shortcuts.all_to_all_v_array(*given, *into)
 
 
-class _Divided(NamedTuple):
-    """A plain array of blocks that follow each other; counts: the elements of each rank's."""
-
-    x: Any
-    counts: list[int]
-    dtype: DType
-
-
-_NOTHING = _Divided(np.zeros(0, np.uint8), [], DType.U8)  # what a rank has that is not the root
-
-
-def _divided(c: Context, spec: Any, writes: bool) -> _Divided | None:
-    found = divided_array(spec, c.size)
-    if found is None:
-        return None
-    x, dtype = found[0], dtypes.from_numpy(found[0].dtype)
-    if dtype is None or not x.flags.c_contiguous or (writes and not x.flags.writeable):
-        return None
-    return _Divided(*found, dtype)
+_NOTHING: tuple[Any, Any] = None, None  # what a rank has that is not the root
 
 
 _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {

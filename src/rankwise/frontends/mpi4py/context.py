@@ -9,6 +9,7 @@ from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.waiting import GROUPS
 
@@ -24,6 +25,7 @@ class Context:
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
+        group.trusting = CODEC
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}

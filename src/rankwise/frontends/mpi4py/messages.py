@@ -11,12 +11,11 @@ from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pending import SENT, Arriving, Pending, Persistent, Receiving, Together, ToItself
-from rankwise.frontends.mpi4py.pickling import parts_of, read_trusted, unwrap, wrap
+from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
-from rankwise.group.encoding import CONSTRUCTOR
 from rankwise.group.object_block import assemble
 from rankwise.group.work import ArrayWork
 
@@ -192,10 +191,10 @@ class Messages(Handle[Context]):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         context = self._live()
         sent = wrap(obj)
-        if not context.group.arrivals.send_object_plain(sent, dest, tag):
+        if not context.group.arrivals.send_object_plain(sent, dest, tag, CODEC.encode):
             to = context.destination(dest, tag)
             if to is not None:
-                context.group.receives.send_object_now(parts_of(sent), to, int(tag))
+                context.group.receives.send_object_now(CODEC.encode(sent), to, int(tag))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         context = self._live()
@@ -205,10 +204,13 @@ class Messages(Handle[Context]):
         to = context.destination(dest, tag)
         if to is None:
             return Request._of(Pending())
-        parts = parts_of(sent)
+        parts = CODEC.encode(sent)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
-        work = context.group.receives.send_object(parts, to, int(tag))
+        work = group.receives.send_object(parts, to, int(tag))
+        if work.done():
+            work.wait()
+            return Request._of(SENT)
         return Request._of(Pending(ArrayWork(work, nothing, group.pending, group).started()))
 
     bsend, ibsend = send, isend
@@ -234,13 +236,13 @@ class Messages(Handle[Context]):
         src, label = _ANY.get(source, source), _ANY.get(tag, tag)
         try:
             if status is None:
-                found = context.group.arrivals.recv_object_plain(src, label, None, read_trusted, CONSTRUCTOR)
+                found = context.group.arrivals.recv_object_plain(src, label, None, CODEC.read, None)
                 if found is not NotImplemented:
                     return unwrap(found)
             else:
-                described = context.shortcuts.recv_object_with_source(src, label, read_trusted, CONSTRUCTOR)
+                described = context.shortcuts.recv_object_with_source(src, label, CODEC.read, None)
                 if described is not NotImplemented:
-                    found, *message = described
+                    found, message = described
                     status._set(message)
                     return unwrap(found)
         except MismatchError:  # the message is a buffer, and still there

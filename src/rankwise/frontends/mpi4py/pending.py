@@ -11,10 +11,9 @@ import numpy as np
 
 from rankwise import CollectiveTimeout, Group, MismatchError
 from rankwise.frontends.mpi4py.buffers import Bytes
-from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap
+from rankwise.frontends.mpi4py.pickling import CODEC, PICKLE, unwrap
 from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
 from rankwise.frontends.mpi4py.status import EMPTY
-from rankwise.group.object_block import read
 
 
 class Pending:
@@ -111,7 +110,7 @@ class Arriving(Pending):
 
     def object_in(self, memory: Any) -> Any:
         if self.takes_object:
-            return unwrap(read(memory, True, self.work.source))
+            return unwrap(CODEC.read(memory, self.work.source))
         return PICKLE.loads(bytes(memory)) if len(memory) else None
 
     def cancel(self) -> None:

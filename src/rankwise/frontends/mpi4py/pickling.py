@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwise.group.encoding import pickled
-from rankwise.group.object_block import pieces, read
+from rankwise.group.object_block import Codec, pieces
 
 
 class Pickle:
@@ -66,11 +66,5 @@ def unwrap(obj: Any) -> Any:
     return PICKLE.loads(obj) if PICKLE.replaced else obj
 
 
-def parts_of(obj: Any) -> list[Any]:
-    """An object's encoding in pieces, which share memory with its arrays. Any object may be pickled, as in MPI."""
-    return pieces(*pickled(obj))
-
-
-def read_trusted(block: Any, rank: int) -> Any:
-    """The object in a block that `rank` sent."""
-    return read(block, True, rank)
+CODEC = Codec(lambda obj: pieces(*pickled(obj)), True)
+"""Any object is pickled, and loaded, as in MPI."""

@@ -185,7 +185,7 @@ def every(spec: Any) -> Any:
     return None if type(spec) in (list, tuple) and len(spec) != 2 else plain(spec)
 
 
-def divided_array(spec: Any, blocks: int) -> tuple[Any, list[int]] | None:
+def divided_array(spec: Any) -> tuple[Any, Any] | None:
     """The array of `[array, counts]`, perhaps with displacements and datatype, and the counts, if each block follows
     the one before and the datatype is the NumPy array's own. None for any other specification.
     """
@@ -195,11 +195,7 @@ def divided_array(spec: Any, blocks: int) -> tuple[Any, list[int]] | None:
     x = plain(buf if datatype is None else [buf, datatype])
     if x is None or type(counts) not in (list, tuple, ndarray):
         return None
-    counts = _ints(counts, blocks, "counts")
-    starts = list(accumulate(counts, initial=0))
-    if min(counts) < 0 or starts.pop() > x.size:
-        return None
-    if displs is not None and (not hasattr(displs, "__len__") or list(displs) != starts):
+    if displs is not None and (not hasattr(displs, "__len__") or [*displs, sum(counts)] != [0, *accumulate(counts)]):
         return None
     return x, counts
 
@@ -248,8 +244,10 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
 
 def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
     """Blocks with a count and displacement each, which are in elements."""
-    if (found := divided_array(spec, blocks)) and (row := _row(spec, found[0], writes, found[1])):
-        return row
+    if found := divided_array(spec):
+        x, each = found[0], _ints(found[1], blocks, "counts")
+        if min(each) >= 0 and sum(each) <= x.size and (row := _row(spec, x, writes, each)):
+            return row
     buf, counts, displs, datatype = _parts(spec)
     memory, kind = _memory(buf, datatype, writes, counts)
     if counts is None:
