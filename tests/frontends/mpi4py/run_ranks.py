@@ -136,6 +136,37 @@ def buffers_that_do_not_fit() -> None:
     comm.Barrier()
 
 
+def windows() -> None:
+    """One array of all ranks, from the memory of the first, and each rank's own."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    window = MPI.Win.Allocate_shared(8 * (size + 1) if rank == 0 else 0, 8, comm=host)
+    memory, unit = window.Shared_query(0)
+    equal((unit, len(memory), window.flavor), (8, 8 * (size + 1), MPI.WIN_FLAVOR_SHARED))
+    table = np.ndarray(buffer=memory, dtype="d", shape=(size + 1,))
+    table[rank] = rank + 0.5
+    for _ in range(20):
+        window.Lock(0)
+        table[size] += 1
+        window.Unlock(0)
+    window.Fence()
+    equal(table, [*(np.arange(size) + 0.5), 20 * size])
+    window.Free()
+    equal(bool(window), False)
+    window = MPI.Win.Allocate_shared(4, comm=host)
+    np.frombuffer(window.tomemory(), "i")[:] = rank
+    window.Lock_all()
+    window.Sync()
+    host.Barrier()
+    equal([int(np.frombuffer(window.Shared_query(i)[0], "i")[0]) for i in range(size)], range(size))
+    window.Unlock_all()
+    window.Free()
+    try:
+        MPI.Win.Allocate_shared(rank - 1, comm=comm)
+        raise AssertionError("a negative size was taken")
+    except MPI.Exception as error:
+        equal(error.Get_error_class(), MPI.ERR_SIZE)
+
+
 def object_messages() -> None:
     sent = [
         7,
@@ -286,7 +317,9 @@ def datatypes() -> None:
     equal(y, [size - 1])
 
 
-for check in (objects, buffers, vectors, buffers_that_do_not_fit, object_messages, messages, communicators, datatypes):
+for check in (
+    objects, buffers, vectors, buffers_that_do_not_fit, windows, object_messages, messages, communicators, datatypes,
+):  # fmt: skip
     check()
 comm.Barrier()
 print("all well")

@@ -75,13 +75,13 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "from mpi4py import MPI\n"
-        "for call in ('COMM_WORLD.Spawn', 'File.Open', 'Win.Allocate_shared', 'COMM_WORLD.py2f', '_addressof'):\n"
+        "for call in ('COMM_WORLD.Spawn', 'File.Open', 'Win.Create', 'COMM_WORLD.py2f', '_addressof'):\n"
         "    try:\n        eval(f'MPI.{call}')(MPI.COMM_WORLD)\n"
         "    except NotImplementedError as error:\n        print(str(error).partition(':')[0])\n"
     )
     done = run(program, 1, "--mpi4py")
     assert done.stdout.splitlines() == [
-        "MPI.Intracomm.Spawn", "MPI.File.Open", "MPI.Win.Allocate_shared", "MPI.Comm.py2f",
+        "MPI.Intracomm.Spawn", "MPI.File.Open", "MPI.Win.Create", "MPI.Comm.py2f",
         "MPI._addressof (C handles)",
     ], done.stderr  # fmt: skip
 

@@ -53,9 +53,11 @@ from rankwise.frontends.mpi4py.requests import REQUEST_NULL, Prequest, Request
 from rankwise.frontends.mpi4py.specs import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Status
 from rankwise.frontends.mpi4py.topology import CART, DIST_GRAPH, GRAPH, Compute_dims
+from rankwise.frontends.mpi4py.windows import CONSTANTS as _OF_WINDOWS
+from rankwise.frontends.mpi4py.windows import WIN_NULL, Win
 from rankwise.frontends.mpi4py.world import WORLD as _WORLD
 
-globals().update(_datatypes.PREDEFINED, **_ops.OPS, **_errors.CODES)
+globals().update(_datatypes.PREDEFINED, **_ops.OPS, **_errors.CODES, **_OF_WINDOWS)
 _typedict = _datatypes.TYPES
 
 VERSION, SUBVERSION = 3, 1
@@ -192,11 +194,11 @@ _sizeof, _addressof, _handleof = (
 ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
     _Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
 )
-Win, File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
+File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
     _Absent(f"MPI.{name}")
-    for name in ("Win", "File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
+    for name in ("File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
 )
-_add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status)
+_add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status, Win)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,9 @@ _METHODS = {
     "Datatype": "Create_darray Create_f90_integer Create_f90_real Create_f90_complex Get_envelope Get_contents decode "
     "Match_size Get_attr Set_attr Create_keyval Pack_external Unpack_external",
     "Group": "Create_from_session_pset",
+    "Win": "Create Create_dynamic Allocate Attach Detach Put Get Accumulate Get_accumulate Fetch_and_op "
+    "Compare_and_swap Rput Rget Raccumulate Rget_accumulate Post Start Complete Wait Test Set_info Set_attr "
+    "Delete_attr Create_keyval Free_keyval Create_errhandler Get_errhandler Set_errhandler Call_errhandler",
 }
 _HANDLES = "py2f f2py handle fromhandle toint fromint"
 _NAMES = {

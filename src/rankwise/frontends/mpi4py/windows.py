@@ -1,0 +1,152 @@
+"""Windows of shared memory, as Win.Allocate_shared makes them: programs that keep one copy of data for each host."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from rankwise import Group
+from rankwise.frontends.mpi4py import groups
+from rankwise.frontends.mpi4py.context import Context
+from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.info import Info
+from rankwise.frontends.mpi4py.memory import buffer
+from rankwise.frontends.mpi4py.status import PROC_NULL
+from rankwise.frontends.mpi4py.world import WORLD
+
+CONSTANTS = {
+    "LOCK_EXCLUSIVE": 1, "LOCK_SHARED": 2, "MODE_NOCHECK": 1, "MODE_NOSTORE": 2, "MODE_NOPUT": 4, "MODE_NOPRECEDE": 8,
+    "MODE_NOSUCCEED": 16, "WIN_FLAVOR_CREATE": 1, "WIN_FLAVOR_ALLOCATE": 2, "WIN_FLAVOR_DYNAMIC": 3,
+    "WIN_FLAVOR_SHARED": 4, "WIN_SEPARATE": 1, "WIN_UNIFIED": 2, "WIN_BASE": 1, "WIN_SIZE": 2, "WIN_DISP_UNIT": 3,
+    "WIN_CREATE_FLAVOR": 4, "WIN_MODEL": 5,
+}  # fmt: skip
+"""Those of windows, by name. Their values are the front-end's own."""
+
+
+class Window:
+    """The memory of a window. sizes, units: each rank's bytes, and the size of an element there.
+
+    The ranks' segments follow each other without gaps, in the order of the ranks.
+    """
+
+    def __init__(self, c: Context, size: int, unit: int, info: dict[str, str]) -> None:
+        self.context, self.info, self.name = c, info, ""
+        self.group: Group = c.group
+        asked = self.group.all_gather_object((size, unit, WORLD.host_of(self.group)))
+        self.sizes, self.units, hosts = (list(each) for each in zip(*asked, strict=True))
+        if len(set(hosts)) > 1:
+            raise error("ERR_RMA_SHARED", "the ranks are on several hosts; Split_type(COMM_TYPE_SHARED) divides them")
+        if min(self.sizes) < 0:
+            raise error("ERR_SIZE", f"the ranks ask for {self.sizes} bytes: expected 0 or more")
+        self.starts = list(accumulate(self.sizes, initial=0))
+        self.memory = self.group.shared_zeros(self.starts[-1], np.uint8)
+        self.locks = [self.group.lock() for _ in self.sizes]
+        self.held: set[int] = set()
+
+    def segment(self, rank: int) -> buffer:
+        return buffer(self.memory[self.starts[rank] : self.starts[rank + 1]])
+
+
+class Win(Handle[Window], root=True):
+    """Memory of all ranks of a communicator of one host, which they read and write in place.
+
+    What a rank has written is seen by another after both have called `Fence`, or after a barrier, or while that one
+    holds the lock that the writer has released. A shared lock (LOCK_SHARED, and Lock_all) excludes nobody.
+    """
+
+    _null = "ERR_WIN"
+
+    @classmethod
+    def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info | None = None, comm: Any = None) -> Win:
+        """Collective. size: bytes of this rank, perhaps 0; zeros at first. comm: of one host; by default COMM_SELF."""
+        c = Context(WORLD.own, [WORLD.rank]) if comm is None else comm._live()
+        return cls._of(Window(c, int(size), int(disp_unit), dict((info and info._h) or {})))
+
+    def Shared_query(self, rank: int) -> tuple[buffer, int]:
+        """The memory of a rank, and its disp_unit; for PROC_NULL those of the first rank that has memory."""
+        w = self._live()
+        if rank == PROC_NULL:
+            rank = next((each for each, size in enumerate(w.sizes) if size), 0)
+        return w.segment(self._target(rank)), w.units[rank]
+
+    def tomemory(self) -> buffer:
+        w = self._live()
+        return w.segment(w.context.rank)
+
+    # ---- who may use the memory when ----
+
+    def Fence(self, assertion: int = 0) -> None:
+        self._live().group.barrier()
+
+    def Lock(self, rank: int, lock_type: int = CONSTANTS["LOCK_EXCLUSIVE"], assertion: int = 0) -> None:
+        w = self._live()
+        if lock_type == CONSTANTS["LOCK_EXCLUSIVE"]:
+            w.locks[self._target(rank)].acquire()
+            w.held.add(rank)
+
+    def Unlock(self, rank: int) -> None:
+        w = self._live()
+        if rank in w.held:
+            w.held.remove(rank)
+            w.locks[rank].release()
+
+    def Lock_all(self, assertion: int = 0) -> None:
+        self._live()
+
+    def Unlock_all(self) -> None:
+        self._live()
+
+    Sync = Flush_all = Flush_local_all = Unlock_all
+
+    def Flush(self, rank: int) -> None:
+        self._target(rank)
+
+    Flush_local = Flush
+
+    def _target(self, rank: int) -> int:
+        w = self._live()
+        if not 0 <= rank < len(w.sizes):
+            raise error("ERR_RANK", f"rank={rank}: expected a rank of the window, 0 to {len(w.sizes) - 1}")
+        return rank
+
+    # ---- what it is ----
+
+    def Free(self) -> None:
+        """Collective. The memory is freed with the last buffer of it on any rank."""
+        self._live().group.barrier()
+        self._h = None
+
+    def Get_group(self) -> groups.Group:
+        c = self._live().context
+        return groups.Group._of(groups.Members(c.ranks, c.ranks[c.rank]))
+
+    def Get_attr(self, keyval: int) -> Any:
+        w = self._live()
+        rank = w.context.rank
+        return {
+            CONSTANTS["WIN_BASE"]: w.segment(rank).address,
+            CONSTANTS["WIN_SIZE"]: w.sizes[rank],
+            CONSTANTS["WIN_DISP_UNIT"]: w.units[rank],
+            CONSTANTS["WIN_CREATE_FLAVOR"]: CONSTANTS["WIN_FLAVOR_SHARED"],
+            CONSTANTS["WIN_MODEL"]: CONSTANTS["WIN_UNIFIED"],
+        }.get(keyval)
+
+    def Get_info(self) -> Info:
+        return Info.Create(self._live().info)
+
+    def Get_name(self) -> str:
+        return "MPI_WIN_NULL" if self._h is None else self._h.name
+
+    def Set_name(self, name: str) -> None:
+        self._live().name = name
+
+    name = property(Get_name, Set_name)
+    group = property(Get_group)
+    flavor = property(lambda self: self.Get_attr(CONSTANTS["WIN_CREATE_FLAVOR"]))
+    model = property(lambda self: self.Get_attr(CONSTANTS["WIN_MODEL"]))
+
+
+WIN_NULL = Win()._named("WIN_NULL")
