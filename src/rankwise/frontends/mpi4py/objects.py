@@ -44,10 +44,10 @@ class ObjectCollectives(Messages):
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         c = self._live()
-        objs = None
-        if c.root(root) == c.rank:
-            objs = [*map(wrap, _one_each(sendobj, c.size))]
-        return unwrap(c.group.scatter_object(objs, root))
+        objs = _one_each(sendobj, c.size) if c.root(root) == c.rank else None
+        if not PICKLE.replaced:
+            return c.group.scatter_object(objs, root)
+        return PICKLE.loads(c.group.scatter_object(objs and [*map(PICKLE.dumps, objs)], root))
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         c = self._live()
