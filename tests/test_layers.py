@@ -77,7 +77,7 @@ TOP = {"__init__.py", "initialize.py", "rank_threads.py", "trace.py"}
 # ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
-    "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_basic"},
+    "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_allowed"},
     "launch": {"Operation", "Segment", "SegmentView", "end_with", "thresholds", "usable_cores"},
     "observe": {
         "Operation",

@@ -92,7 +92,7 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
 // read(block, source): decodes what is not basic.
 nb::object object_in(const Received& received, nb::handle read, nb::handle constructor) {
     nb::object found =
-        nb::isinstance<nb::bytes>(received.block) ? load_basic(received.block, constructor) : not_implemented();
+        nb::isinstance<nb::bytes>(received.block) ? load_allowed(received.block, constructor) : not_implemented();
     return found.is(not_implemented()) ? read(received.block, received.arrival.source) : found;
 }
 
@@ -159,7 +159,7 @@ struct ObjectBlock {
     nb::object load(nb::handle constructor, bool own) const {
         const nb::object found = get();
         if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
-        return own ? ::load(found) : load_basic(found, constructor);
+        return own ? ::load(found) : load_allowed(found, constructor);
     }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
@@ -205,8 +205,8 @@ void scatter_blocks(PythonCommunicator& c, const ObjectBlock* blocks, ObjectBloc
 }
 
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
-// than the constructor allows (see load_basic), or long, rest(found, sent) completes the operation, with no other call
-// in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list of these.
+// than the constructor allows (see load_allowed), or long, rest(found, sent) completes the operation, with no other
+// call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list of these.
 // sent: what this rank sends, in parts (group/object_block.py).
 
 template <class C>

@@ -416,7 +416,7 @@ nb::object load(nb::handle stream, bool raises) {
     return not_implemented();
 }
 
-nb::object load_basic(nb::handle stream_, nb::handle constructor) {
+nb::object load_allowed(nb::handle stream_, nb::handle constructor) {
     const auto stream = nb::borrow<nb::bytes>(stream_);
     const bool trusted = constructor.is_none();
     const bool loads =
@@ -433,7 +433,7 @@ void bind_plain_pickle(nb::module_& m) {
     m.def("is_basic", &is_basic, nb::arg("object").none(),
           "Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and "
           "dicts.");
-    m.def("load_basic", &load_basic, nb::arg("stream"), nb::arg("constructor").none(),
+    m.def("load_allowed", &load_allowed, nb::arg("stream"), nb::arg("constructor").none(),
           "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
           "NotImplemented. constructor: None if any pickle may be loaded.");
 }

@@ -16,7 +16,7 @@ inline nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
 // pickle.dumps and pickle.loads. If that fails, load raises the error, or returns NotImplemented.
 nb::bytes dump(nb::handle object);
 nb::object load(nb::handle stream, bool raises = false);
-// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid. constructor:
-// None if any pickle may be loaded; then the object of any, or the error that it raises, and NotImplemented for what
-// does not begin as a pickle.
-nb::object load_basic(nb::handle stream, nb::handle constructor);
+// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid. With None in
+// place of the constructor, the object of any pickle, or the error that it raises; NotImplemented for what does not
+// begin as a pickle.
+nb::object load_allowed(nb::handle stream, nb::handle constructor);

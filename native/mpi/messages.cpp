@@ -236,7 +236,7 @@ public:
         const char* const content = PyByteArray_AS_STRING(taken->memory.ptr()) + header_.size();
         const size_t size = bytes(*taken) - header_.size();
         if (size && size <= kShort && *content == kPickle) {
-            nb::object found = load_basic(nb::bytes(content, size), constructor);
+            nb::object found = load_allowed(nb::bytes(content, size), constructor);
             if (!found.is(not_implemented())) return found;
         }
         const nb::object block = nb::steal(PyMemoryView_FromObject(taken->memory.ptr()));

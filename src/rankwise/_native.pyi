@@ -518,8 +518,8 @@ def address(array: object, /) -> int:
     """Where the first element of a NumPy array is. Twenty times as fast as array.ctypes.data."""
 
 def is_basic(object: object, /) -> bool: ...
-def load_basic(stream: bytes, constructor: tuple[str, str] | None) -> Any:
-    """The object of a pickle that makes only basic types, else NotImplemented; see check_plain."""
+def load_allowed(stream: bytes, constructor: tuple[str, str] | None) -> Any:
+    """The object of a pickle that makes only basic types (see check_plain), or of any, with None; or NotImplemented."""
 
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""

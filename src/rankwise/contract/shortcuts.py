@@ -124,7 +124,8 @@ class Shortcuts:
     def send_object_plain(self, obj: object, dst: object, tag: object, encode: Encode) -> bool:
         """Send an object of basic types, or any other as encode(obj), its parts; blocks, like recv_object_plain.
 
-        Where objects other than those of basic types are unusual, it sends none of them, and does not call encode.
+        It returns False, with nothing done, if dst or tag is not an int in range. It may also leave all objects but
+        those of basic types to its caller, and then does not call encode.
         """
         return False
 
@@ -148,7 +149,7 @@ class Shortcuts:
     ) -> Any:
         """Receive an object; NotImplemented, with nothing done, if src or tag is not an int in range, or ANY.
 
-        read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_basic.
+        read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_allowed.
         """
         return NotImplemented
 
@@ -161,7 +162,7 @@ class Shortcuts:
 
     It returns NotImplemented, without having done anything, if it does not support the case. If an object has other
     than basic types, encode(obj) returns its parts. If one does not fit into a block, or the constructor does not allow
-    it (as in load_basic), this returns rest(found, sent), which completes the operation within the same call. found:
+    it (as in load_allowed), this returns rest(found, sent), which completes the operation within the same call. found:
     the encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
     scatter_object_plain work likewise, except that `found` is a list with an item for each rank in gather_object_plain,
     and `sent` is a list of such parts in scatter_object_plain.
