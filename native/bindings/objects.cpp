@@ -164,19 +164,23 @@ struct ObjectBlock {
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
-// Makes the first of several calls, then `rest` with the others; no other thread's call comes in between.
-template <class First, class Rest> nb::object in_one_call(Comm& c, const First& first, const Rest& rest) {
+// Encodes what this rank sends, makes the first of several calls, and then `rest` with the others; no other call comes
+// in between. Work on the stream has stored by then what the objects contain.
+template <class Encode, class First, class Rest>
+nb::object in_one_call(Comm& c, const Encode& encode, const First& first, const Rest& rest) {
     const Comm::Lock lock = [&] {
         const ArrayCall<Comm> call;
-        Comm::Lock locked = c.lock(call);
-        first(call);
-        return locked;
+        return c.lock(call);
     }();
+    encode();
+    first(ArrayCall<Comm>());
     return rest();
 }
-template <class First, class Rest> nb::object in_one_call(PythonCommunicator& c, const First& first, const Rest& rest) {
+template <class Encode, class First, class Rest>
+nb::object in_one_call(PythonCommunicator& c, const Encode& encode, const First& first, const Rest& rest) {
     nb::object result;
     c.calls([&] {
+        encode();
         first(ArrayCall<PythonCommunicator>());
         result = rest();
     });
@@ -217,13 +221,15 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
     if (src < 0) return not_implemented();
     ObjectBlock block;
     nb::object sent = nb::none();
-    if (sends) {
-        const Encoded encoded(object, encode);
-        block.set(encoded);
-        sent = encoded.list;
-    }
     return in_one_call(
-        c, [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
+        c,
+        [&] {
+            if (!sends) return;
+            const Encoded encoded(object, encode);
+            block.set(encoded);
+            sent = encoded.list;
+        },
+        [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
         [&] {
             if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
             nb::object found = sends ? not_implemented() : block.load(constructor, false);
@@ -237,12 +243,16 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
                                nb::handle constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0) return not_implemented();
-    const Encoded sent(object, encode);
+    nb::list sent;
     ObjectBlock block;
-    block.set(sent);
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
+    const auto encoding = [&] {
+        const Encoded encoded(object, encode);
+        block.set(encoded);
+        sent = encoded.list;
+    };
     const auto first = [&](const ArrayCall<C>& call) { all_gather_block(c, block, blocks.data(), call); };
-    return in_one_call(c, first, [&]() -> nb::object {
+    return in_one_call(c, encoding, first, [&]() -> nb::object {
         const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
                                          [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
         if (dst != c.rank() && all_fit) return nb::none();
@@ -255,7 +265,7 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
         if (objects.size() == blocks.size()) return objects;
         nb::list found;
         for (const ObjectBlock& each : blocks) found.append(each.get());
-        return rest(found, sent.list);
+        return rest(found, sent);
     });
 }
 
@@ -264,22 +274,24 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
                                 nb::handle constructor) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
+    if (src == c.rank() && (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())))
+        return not_implemented();
     nb::list sent;
     std::vector<ObjectBlock> blocks;
-    if (src == c.rank()) {
-        if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
+    const nb::tuple given(src == c.rank() ? objects : nb::handle(sent));  // another thread may change the list
+    const auto encoding = [&] {
         std::vector<Encoded> encoded;
         uint64_t longest = 0;
-        for (nb::handle object : nb::tuple(nb::borrow<nb::list>(objects))) {  // another thread may change the list
+        for (nb::handle object : given) {
             longest = std::max(longest, encoded.emplace_back(object, encode).bytes);
             sent.append(encoded.back().list);
         }
         blocks.resize(encoded.size());
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
-    }
+    };
     ObjectBlock block;
     const auto first = [&](const ArrayCall<C>& call) { scatter_blocks(c, blocks.data(), block, src, call); };
-    return in_one_call(c, first, [&] {
+    return in_one_call(c, encoding, first, [&] {
         nb::object found = block.load(constructor, src == c.rank());
         return found.is(not_implemented()) ? rest(block.get(), sent) : found;
     });

@@ -38,13 +38,12 @@ class GroupBase:
     that makes several.
     """
 
-    trusting = TRUSTING
-    """How objects travel where pickles are allowed."""
-
     def __init__(self, comm: Communicator, name: str, allow_pickle: bool = False) -> None:
         self.name = name
         self.allow_pickle = allow_pickle
         """Whether object operations allow pickles unless their argument says otherwise; the same on all ranks."""
+        self.trusting = TRUSTING
+        """How objects travel where pickles are allowed."""
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
