@@ -74,12 +74,7 @@ def model(what: str, option: str) -> str:
 
 PARTS = {
     # ---- make test ----
-    "native": Part(
-        "the core; with ThreadSanitizer on 2 and 3 ranks",
-        (native("native"), native("tsan", "RANKWISE_SHORT=1")),
-        (".native",),
-        ("native", "tsan"),
-    ),
+    "native": Part("the core", (native("native"),), (".native",), ("native",)),
     "model": Part(
         "every state of the models of the protocols, with spin", (model("the models of the protocols", ""),), ()
     ),
@@ -89,6 +84,12 @@ PARTS = {
         (".test", *MPIS),
     ),
     # ---- the others of make test-all ----
+    "races": Part(
+        "the core with ThreadSanitizer on 2 and 3 ranks: 3 minutes",
+        (native("tsan", "RANKWISE_SHORT=1"),),
+        (".native",),
+        ("tsan",),
+    ),
     "slow": Part(
         "the Python tests that make test leaves out", (f"{PYTEST} -m slow --durations=20 {{args}}",), (".test", *MPIS)
     ),

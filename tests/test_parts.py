@@ -81,7 +81,7 @@ def test_what_several_parts_need_is_made_once(monkeypatch: pytest.MonkeyPatch) -
     made = "make --no-print-directory build/env/.test build/mpi/openmpi/.made build/mpi/mpich/.made build/env/.native"
     assert commands.count(made) == 1
     built = [command.split(" -B ")[1].split()[0] for command in commands if " -B " in command]
-    assert built == ["build/native", "build/tsan"]
+    assert built == ["build/native"]
 
 
 def test_every_command_can_be_formatted_and_is_right_for_the_shell() -> None:
