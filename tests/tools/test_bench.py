@@ -235,6 +235,7 @@ sys.exit(main(["bench", "all_reduce", "--sizes", "8", "--time", "0.01"]))
     assert "all_reduce" in done.stdout
 
 
+@pytest.mark.slow
 def test_machine(tmp_path: Path) -> None:
     done = bench("machine", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
