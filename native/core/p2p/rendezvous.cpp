@@ -140,26 +140,27 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     return true;
 }
 
-// The sender copies a piece that the receiver has not begun, from the end; returns whether there was one. It copies one
-// at a time, so that what this rank receives meanwhile is not delayed: in an exchange each rank copies what it
-// receives.
+// The sender copies pieces that the receiver has not begun, from the beginning; returns whether there were any. One at
+// a time if it waits for a message of that rank too: in an exchange each rank copies what it receives.
 bool Messages::copy_there(Channel& c, Request& r, int to) {
     Rendezvous& m = c.rendezvous;
-    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), end = bytes - r.sent_;
-    const auto left = [&](uint64_t begun) { return begun * piece < bytes && end && !group_.failed(); };
+    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), before = r.sent_;
+    const auto left = [&](uint64_t begun) { return begun * piece < bytes && r.sent_ < bytes && !group_.failed(); };
     if (!left(m.begun.load(std::memory_order_relaxed))) return false;
-    const uint64_t there = m.to.load(std::memory_order_relaxed), at = (end - 1) / piece * piece;
+    const uint64_t there = m.to.load(std::memory_order_relaxed);
     if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
         overwritten("the address", rank_, to);
     m.writing.store(1);
-    const bool mine = left(m.begun.fetch_add(1));
-    if (mine) {
-        r.sent_ = bytes - at;
-        if (transport_.memory.try_copy(to, true, r.data_ + at, there + at, end - at)) m.done.fetch_add(1);
+    while (left(m.begun.load(std::memory_order_relaxed)) && left(m.begun.fetch_add(1))) {
+        const uint64_t at = r.sent_, length = std::min(piece, bytes - at);
+        r.sent_ += length;
+        if (!transport_.memory.try_copy(to, true, r.data_ + at, there + at, length)) break;
+        m.done.fetch_add(1);
+        if (posted_[to]) break;
     }
     m.writing.store(0);
     if (copied(m, bytes)) notify(to);
-    return mine;
+    return r.sent_ > before;
 }
 
 // The send, which is matched, is given up: the receiver gets the message all the same.
@@ -176,7 +177,7 @@ bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
     return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
-// The receiver copies the pieces that the sender has not begun, from the beginning; returns whether there were any.
+// The receiver copies the pieces that the sender has not begun, from the end; returns whether there were any.
 bool Messages::copy_here(Rendezvous& m, const Request& r, uint64_t from) {
     const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
     if (from == kUnreachable) return false;
@@ -184,7 +185,7 @@ bool Messages::copy_here(Rendezvous& m, const Request& r, uint64_t from) {
     // `mine` ends it even if a stray write has overwritten the count.
     while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            m.begun.fetch_add(1) < pieces) {
-        const uint64_t at = mine++ * piece;
+        const uint64_t at = (pieces - ++mine) * piece;
         if (!transport_.memory.try_copy(r.peer_, false, r.data_ + at, from + at, std::min(piece, bytes - at)))
             return true;
         m.done.fetch_add(1);

@@ -113,6 +113,12 @@ class Shortcuts:
         """
         return None
 
+    def sendrecv_array(
+        self, x: object, dst: object, send_tag: object, out: object, src: object, tag: object
+    ) -> tuple[int, int, int] | None:
+        """Send x, and then recv_array_up_to. None, with nothing done, unless x can be sent without waiting."""
+        return None
+
     def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
         """As irecv_array, for such a message. The Work also has it as `message`, once it is complete."""
         return None

@@ -161,6 +161,17 @@ class Messages(Handle[Context]):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
+        x, into, context = plain(sendbuf), plain(recvbuf), self._h or self._live()
+        src, label = _ANY.get(source, source), _ANY.get(recvtag, recvtag)
+        try:
+            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, src, label)
+        except MismatchError:  # it is sent; what comes is too long, or an object
+            _finish(self._begin_receive(recvbuf, source, recvtag), status)
+            return
+        if message is not None:
+            if status is not None:
+                status._set(message)
+            return
         receiving = self._begin_receive(recvbuf, source, recvtag)
         try:
             self._begin_send(sendbuf, dest, sendtag).wait()
