@@ -165,11 +165,12 @@ inline constexpr uint64_t kPollForReceive = 64 * KiB;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
 // If ranks share cores, a rank spins this long for a message from another core before it yields its own. Round trips in
-// Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 12 to 2 us, a small dict from 14 to 8 ...
-inline constexpr std::chrono::microseconds kSpinForAnswer{20};
-// ... and half as often after each time in vain, down to one wait in 2^kMostDoublings. With 50 us, 4 ranks passed 8 B
-// around a ring in 22 us so, and in 71 without that.
-inline constexpr uint32_t kMostDoublings = 6;
+// Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4 ...
+inline constexpr std::chrono::microseconds kSpinForAnswer{4};
+// ... and 2^kDoublings times less often after each time in vain, twice as often after each answer, so that it goes on
+// where three of four are answered; at least one wait in 2^kMostDoublings. With 20 us and one doubling, one round trip
+// after a barrier took 11 to 13 us, with these 10.5, without any spinning 10.
+inline constexpr uint32_t kDoublings = 3, kMostDoublings = 6;
 // Both ranks copy pieces of this size, whole pages. One system call for each: 64 KiB take 6 us in one, 10 in four.
 inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
     return std::max(std::clamp<uint64_t>(round_up(bytes / 2, kPage), 16 * KiB, 32 * KiB),

@@ -89,7 +89,8 @@ template <class Done> bool Messages::answered_soon(int peer, const Waiter& waite
     const uint32_t doublings = unanswered_;
     if (waits_++ % (1u << doublings) != 0) return false;
     const bool answered = waiter.spin(tuning::kSpinForAnswer, done);
-    unanswered_ = answered ? doublings - (doublings > 0) : std::min(doublings + 1, tuning::kMostDoublings);
+    unanswered_ =
+        answered ? doublings - (doublings > 0) : std::min(doublings + tuning::kDoublings, tuning::kMostDoublings);
     return answered;
 }
 
