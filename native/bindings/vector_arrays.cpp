@@ -1,5 +1,5 @@
-// Collectives whose blocks the ranks know, as MPI's are, in one call from Python: plain arrays, which need not be
-// filled by their blocks. As in shortcuts.cpp, each function returns whether it did the operation.
+// Vector collectives whose counts the ranks know, as in MPI, in one call from Python. The arrays are plain, and may be
+// longer than their blocks. As in shortcuts.cpp, each function returns whether it did the operation.
 #include <algorithm>
 #include <optional>
 
@@ -52,7 +52,8 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
     return true;
 }
 
-// Runs call(counts) after root has told the others the counts. counts: null on the others.
+// Broadcasts root's counts, which are null on the others, and runs call with them. No other call of this communicator
+// comes between the two.
 template <class Call> void with_counts_of_root(Comm& c, const Counts* counts, DType dtype, int root, const Call& call) {
     std::vector<int64_t> bytes(size_t(c.world_size()));
     for (size_t i = 0; counts && i < bytes.size(); ++i) bytes[i] = int64_t((*counts)[i] * itemsize(dtype));

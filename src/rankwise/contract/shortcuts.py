@@ -1,4 +1,4 @@
-"""Fast paths for the common case of the array level, if a backend has any."""
+"""A backend's fast paths for the common cases of the array level."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ObjectShortcut: TypeAlias = Callable[[Any, Any, Callable[[Any, Any], Any], Encod
 
 
 class Shortcuts:
-    """Each method is one operation on plain arrays: contiguous, in host memory, of one dtype, of matching shapes.
+    """Each method is one operation in its common case.
 
-    A method returns True after it has completed the operation. For any unusual case it does nothing and
-    returns False; the caller then takes the general path, which also reports errors. The methods of this
-    class always return False; a backend may override them.
+    In any other case it does nothing and says so: it returns False, None or NotImplemented. The caller then takes the
+    general path, which also reports errors. The methods of this class do nothing; a backend may override them. An array
+    is contiguous and in host memory, and the arrays of a call have one dtype.
     """
 
     barrier_without_sync: Callable[[], None] | None = None
-    """The communicator's method of this name, in fewer steps, if there is one."""
+    """The communicator's method of this name, with less overhead; None if there is no faster way."""
 
     announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
     """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
@@ -56,9 +56,9 @@ class Shortcuts:
     def scatter_array(
         self, x: object, src: object, out: object, rest: Callable[[list[int], bytes | None, Any, Any], object]
     ) -> bool:
-        """Off src, `rest(words, part, out, src)` is called if src's words show that `out` does not fit.
+        """On other ranks, rest(header, part, out, src) completes it if src's header shows that `out` does not fit.
 
-        part: this rank's part if it came with the words, else None.
+        part: this rank's part if it came with the header, else None.
         """
         return False
 
@@ -70,7 +70,7 @@ class Shortcuts:
         return False
 
     def gather_v_array(self, x: object, dst: object, out: object, counts: object) -> bool:
-        """Likewise; out, counts: on dst. The others learn the counts from it, which is a call of its own."""
+        """Likewise; out, counts: on dst, which broadcasts the counts first, in a call of its own."""
         return False
 
     def scatter_v_array(self, x: object, counts: object, src: object, out: object) -> bool:
@@ -95,10 +95,10 @@ class Shortcuts:
         return False
 
     def isend_array(self, x: object, dst: object, tag: object, group: object) -> Any:
-        """Starts it, and returns its Work, or True if it is complete; None for any unusual case.
+        """Start the send. Returns its Work, or True if it is complete.
 
-        group: kept by the Work until it is complete. If the Work is dropped before, x is kept and the message goes on,
-        provided that `started` of the Work was set to True; otherwise it is cancelled.
+        group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
+        unless `started` of the Work is True: then x is kept and the send goes on.
         """
         return None
 
@@ -116,11 +116,11 @@ class Shortcuts:
     def sendrecv_array(
         self, x: object, dst: object, send_tag: object, out: object, src: object, tag: object
     ) -> tuple[int, int, int] | None:
-        """Send x, and then recv_array_up_to. None, with nothing done, unless x can be sent without waiting."""
+        """Send x, and then recv_array_up_to. None, with nothing done, unless x is short and is sent at once."""
         return None
 
     def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
-        """As irecv_array, for such a message. The Work also has it as `message`, once it is complete."""
+        """As irecv_array, of what recv_array_up_to receives. A complete Work has (source, tag, bytes) as `message`."""
         return None
 
     def failed_messages(self) -> Sequence[FailedWork]:
@@ -166,10 +166,10 @@ class Shortcuts:
     broadcast_object_plain: ObjectShortcut | None = None
     """broadcast_object_plain(obj, src, rest, encode, constructor): broadcast an object. None: not available.
 
-    It returns NotImplemented, without having done anything, if it does not support the case. If an object has other
-    than basic types, encode(obj) returns its parts. If one does not fit into a block, or the constructor does not allow
-    it (as in load_allowed), this returns rest(found, sent), which completes the operation within the same call. found:
-    the encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
+    It returns NotImplemented, without having done anything, if it does not support the case. encode(obj) encodes an
+    object of other than basic types. If an object does not fit into a block, or load_allowed(block, constructor) does
+    not load it, the method returns rest(found, sent), which completes the operation within the same call. found: the
+    encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
     scatter_object_plain work likewise, except that `found` is a list with an item for each rank in gather_object_plain,
     and `sent` is a list of such parts in scatter_object_plain.
     """

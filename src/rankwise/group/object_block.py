@@ -1,8 +1,8 @@
 """An encoded object as one block of bytes.
 
-An object without buffers is its stream alone. Otherwise the block begins with a table: the number of parts, shifted by
-8 bits, and their sizes, as uint64. The parts follow, the stream and then the buffers, each at a multiple of ALIGNMENT,
-so that arrays can use the memory of the block. A stream begins with the byte 0x80, a table with 0.
+An object without buffers is its pickle alone. Otherwise the block begins with a table of uint64: the number of parts,
+shifted left by 8 bits, and their sizes. The parts follow, the pickle and then the buffers, each at a multiple of
+ALIGNMENT, so that arrays can use the memory of the block. A pickle begins with the byte 0x80, a table with 0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Parts: TypeAlias = Sequence[Any]
 class Codec:
     """A way to encode objects.
 
-    encode(obj): the object's block in pieces, which share memory with its arrays. trusted: whether any pickle is loaded
-    that a rank sends; if not, only plain data is.
+    encode(obj): the object's block in pieces, which share memory with its arrays. trusted: whether to
+    load any pickle that a rank sends, or plain data only.
     """
 
     def __init__(self, encode: Callable[[Any], list[Any]], trusted: bool) -> None:
@@ -41,7 +41,7 @@ class Codec:
     def read(self, block: Any, rank: int) -> Any:
         """The object of a block that `rank` sent. See decode."""
         if type(block) is bytes and (found := load_allowed(block, self.constructor)) is not NotImplemented:
-            return found  # it is short: no step is cheaper than this one
+            return found  # short blocks come as bytes, and this loads them fastest
         return decode(*_from_block(block, rank), self.trusted, rank)
 
 
@@ -62,20 +62,20 @@ def assemble(*blocks: Sequence[Any]) -> Bytes:
     return memory
 
 
-def pieces(stream: bytes, buffers: list[Bytes]) -> list[Any]:
+def pieces(pickled: bytes, buffers: list[Bytes]) -> list[Any]:
     """The block of an encoded object, in pieces that share memory with its buffers."""
     if not buffers:
-        return [stream]
-    sizes = [len(stream), *(buffer.size for buffer in buffers)]
+        return [pickled]
+    sizes = [len(pickled), *(buffer.size for buffer in buffers)]
     table = struct.pack(f"<{1 + len(sizes)}Q", len(sizes) << 8, *sizes)
     parts: list[Any] = []
-    for part in (table, stream, *buffers):
+    for part in (table, pickled, *buffers):
         parts += [part, bytes(-len(part) % ALIGNMENT)]
     return parts
 
 
 def _from_block(block: Any, rank: int) -> tuple[bytes, list[Bytes]]:
-    """The stream and the buffers, which use the memory of the block. Raises ValueError if it is invalid."""
+    """The pickle and the buffers, which use the memory of the block. Raises ValueError if it is invalid."""
     if isinstance(block, bytes) and block[:1] == b"\x80":
         return block, []
     memory: Bytes = np.frombuffer(block, np.uint8)

@@ -23,13 +23,13 @@ CONSTANTS = {
     "WIN_FLAVOR_SHARED": 4, "WIN_SEPARATE": 1, "WIN_UNIFIED": 2, "WIN_BASE": 1, "WIN_SIZE": 2, "WIN_DISP_UNIT": 3,
     "WIN_CREATE_FLAVOR": 4, "WIN_MODEL": 5,
 }  # fmt: skip
-"""Those of windows, by name. Their values are the front-end's own."""
+"""The constants of windows, by name. Their values are the front-end's own."""
 
 
 class Window:
     """The memory of a window. sizes, units: each rank's bytes, and the size of an element there.
 
-    The ranks' segments follow each other without gaps, in the order of the ranks.
+    The ranks' blocks are contiguous, in rank order.
     """
 
     def __init__(self, c: Context, size: int, unit: int, info: dict[str, str]) -> None:
@@ -46,22 +46,22 @@ class Window:
         self.locks = [self.group.lock() for _ in self.sizes]
         self.held: set[int] = set()
 
-    def segment(self, rank: int) -> buffer:
+    def block(self, rank: int) -> buffer:
         return buffer(self.memory[self.starts[rank] : self.starts[rank + 1]])
 
 
 class Win(Handle[Window], root=True):
     """Memory of all ranks of a communicator of one host, which they read and write in place.
 
-    What a rank has written is seen by another after both have called `Fence`, or after a barrier, or while that one
-    holds the lock that the writer has released. A shared lock (LOCK_SHARED, and Lock_all) excludes nobody.
+    A rank sees what another has written once both have called `Fence` or a barrier, or while it holds a lock that the
+    writer released after writing. A shared lock (LOCK_SHARED, and Lock_all) excludes nobody.
     """
 
     _null = "ERR_WIN"
 
     @classmethod
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info | None = None, comm: Any = None) -> Win:
-        """Collective. size: bytes of this rank, perhaps 0; zeros at first. comm: of one host; by default COMM_SELF."""
+        """Collective. size: this rank's bytes, 0 or more, initially zero. comm: of one host; by default COMM_SELF."""
         c = Context(WORLD.own, [WORLD.rank]) if comm is None else comm._live()
         return cls._of(Window(c, int(size), int(disp_unit), dict((info and info._h) or {})))
 
@@ -70,11 +70,11 @@ class Win(Handle[Window], root=True):
         w = self._live()
         if rank == PROC_NULL:
             rank = next((each for each, size in enumerate(w.sizes) if size), 0)
-        return w.segment(self._target(rank)), w.units[rank]
+        return w.block(self._target(rank)), w.units[rank]
 
     def tomemory(self) -> buffer:
         w = self._live()
-        return w.segment(w.context.rank)
+        return w.block(w.context.rank)
 
     # ---- who may use the memory when ----
 
@@ -115,7 +115,7 @@ class Win(Handle[Window], root=True):
     # ---- what it is ----
 
     def Free(self) -> None:
-        """Collective. The memory is freed with the last buffer of it on any rank."""
+        """Collective. The memory is freed when no rank has a buffer of it any more."""
         self._live().group.barrier()
         self._h = None
 
@@ -127,7 +127,7 @@ class Win(Handle[Window], root=True):
         w = self._live()
         rank = w.context.rank
         return {
-            CONSTANTS["WIN_BASE"]: w.segment(rank).address,
+            CONSTANTS["WIN_BASE"]: w.block(rank).address,
             CONSTANTS["WIN_SIZE"]: w.sizes[rank],
             CONSTANTS["WIN_DISP_UNIT"]: w.units[rank],
             CONSTANTS["WIN_CREATE_FLAVOR"]: CONSTANTS["WIN_FLAVOR_SHARED"],
