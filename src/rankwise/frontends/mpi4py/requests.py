@@ -76,7 +76,11 @@ class Request(Handle[Pending], root=True):
 
     @classmethod
     def Waitall(cls, requests: Requests, statuses: Any = None) -> bool:
-        cls.waitall(requests, statuses)
+        if statuses is None:
+            for request in requests:
+                request.wait()
+        else:
+            cls.waitall(requests, statuses)
         return True
 
     @classmethod
