@@ -52,9 +52,9 @@ void a_later_message_first(Comm& c) {
     for (auto& r : sending) r->wait(std::nullopt);
 }
 
-// A sender that gives up a message may reuse the memory. The receiver gets the message only if it had to be sent
+// A sender that cancels a message may reuse the memory. The receiver gets the message only if it had to be sent
 // through the ring; one whose data is still with the sender is cancelled.
-void given_up_sends(Comm& c, bool cancels) {
+void cancelled_sends(Comm& c, bool cancels) {
     if (c.rank() > 1) return meet(c), meet(c);
     for (uint64_t count : {10, 5000, 100000}) {
         if (c.rank() == 0) {
@@ -140,7 +140,7 @@ int main() {
                     [&](Comm& c) {
                         a_later_message_first(c);
                         meet(c);
-                        if (c.world_size() > 1) given_up_sends(c, single_copy);
+                        if (c.world_size() > 1) cancelled_sends(c, single_copy);
                         if (c.world_size() > 1) given_up_at_random(c);
                         c.barrier();
                     },

@@ -302,7 +302,7 @@ int main() {
         CHECK_EQ(x, 7);
         CHECK_EQ(ranks::thrown([&] { c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
     });
-    // A rank that closes withdraws its posted receive.
+    // A rank that closes cancels its posted receive.
     ranks::run(2, [](Comm& c) {
         std::vector<int64_t> x(20000, 7);
         if (c.rank() == 0) {

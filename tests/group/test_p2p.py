@@ -17,7 +17,7 @@ from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 N = 100_000  # elements that do not fit into the ring of bytes between two ranks
-THIRD = 12_000  # elements of which the ring holds two arrays and a part of a third
+NINTH = 4_000  # elements of which the ring holds eight arrays and a part of a ninth
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -264,15 +264,15 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
     def ranks(group: Group) -> None:
         for send in SENDS.values():
             if group.rank == 0:
-                first = [group.isend(np.full(THIRD, 7.0), 1) for _ in range(3)]
+                first = [group.isend(np.full(NINTH, 7.0), 1) for _ in range(9)]
                 with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                     send(group)
             group.barrier()
             if group.rank == 0:
                 second = group.isend(np.full(N, 8.0), 1)
             else:
-                for _ in range(3):
-                    assert (group.recv((THIRD,), 0) == 7).all()
+                for _ in range(9):
+                    assert (group.recv((NINTH,), 0) == 7).all()
                 assert (group.recv((N,), 0) == 8).all()
             if group.rank == 0:
                 rw.wait_all([*first, second])
@@ -284,16 +284,16 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_a_blocking_send_that_fails_after_it_has_begun_sends_what_the_array_held(backend: str) -> None:
     def ranks(group: Group) -> None:
-        x = np.full(THIRD, 7.0)
+        x = np.full(NINTH, 7.0)
         if group.rank == 0:
-            first = [group.isend(x.copy(), 1) for _ in range(2)]
+            first = [group.isend(x.copy(), 1) for _ in range(8)]
             with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                 group.send(x, 1)
             x[:] = 9
         group.barrier()
         if group.rank == 1:
-            for _ in range(3):
-                assert (group.recv((THIRD,), 0) == 7).all()
+            for _ in range(9):
+                assert (group.recv((NINTH,), 0) == 7).all()
         else:
             rw.wait_all(first)
         group.barrier()
@@ -318,7 +318,7 @@ def test_a_blocking_send_whose_data_is_still_with_the_sender_is_cancelled_when_i
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
-@pytest.mark.parametrize("elements", [THIRD, N, 20 * N])
+@pytest.mark.parametrize("elements", [NINTH, N, 20 * N])
 def test_a_send_whose_receive_waits_for_it_is_either_cancelled_or_delivered(elements: int, backend: str) -> None:
     def ranks(group: Group) -> None:
         for _ in range(5):
@@ -329,6 +329,32 @@ def test_a_send_whose_receive_waits_for_it_is_either_cancelled_or_delivered(elem
             if receive is not None:
                 assert receive.cancel() if cancelled else (receive.wait() == 7).all()
         assert group.all_reduce(1) == 2
+
+    run_ranks(2, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("end", ["cancel", "drop", "close"])
+def test_a_receive_that_ends_before_it_has_copied_its_message_still_takes_it(end: str, backend: str) -> None:
+    def ranks(group: Group) -> None:
+        for _ in range(5):
+            with group.dup() as part:
+                if group.rank == 1:
+                    sending = part.isend(np.full(N, 7.0), 0)
+                group.barrier()
+                if group.rank == 0:
+                    out = np.zeros(N)
+                    receive = part.irecv(out, 1)
+                    if end == "cancel":
+                        assert not receive.cancel()
+                    elif end == "close":
+                        part.close()
+                    del receive
+                else:
+                    sending.wait()
+                group.barrier()
+                if group.rank == 0:
+                    assert (out == 7).all()
 
     run_ranks(2, ranks, backend=backend)
 

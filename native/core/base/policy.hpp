@@ -46,9 +46,9 @@ inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
 // trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
 inline constexpr std::chrono::microseconds kStandAside{500};
-// How often it looks so for more once nothing is left to do; then the next message that nobody waits for wakes it,
-// which takes a core from a rank that waits. Two ranks that exchange 64 KiB, woken each time: 30 us in place of 18.
-inline constexpr int kIdleLooks = 20;
+// How many times more the idle progress thread polls, kStandAside apart. After that, the next message that nobody waits
+// for has to wake it, which takes a core from a waiting rank: an exchange of 64 KiB took 30 us so, in place of 18.
+inline constexpr int kIdlePolls = 20;
 // A thread of the streams ends when it has had none to run for so long: a program that pauses for longer can wait for
 // one to start.
 inline constexpr std::chrono::seconds kIdleThread{1};
@@ -164,14 +164,19 @@ inline constexpr uint64_t kRendezvous = 16 * KiB;
 inline constexpr uint64_t kPollForReceive = 64 * KiB;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
-// If ranks share cores, a rank spins this long for a message from another core before it yields its own. Round trips in
-// Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4 ...
+// Of a send for which nobody waits, the data stays with the sender from this size on. An exchange of 256 KiB takes 27
+// us in place of 43; of eight messages at a time, each takes 6 in place of 15 at 32 KiB, and 22 in place of 120 at 256
+// KiB.
+inline constexpr uint64_t kStays = 32 * KiB;
+// If ranks share cores, a rank spins this long for a message from another core before it yields its core. Round trips
+// in Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4.
 inline constexpr std::chrono::microseconds kSpinForAnswer{4};
-// ... and 2^kDoublings times less often after each time in vain, twice as often after each answer, so that it goes on
-// where three of four are answered; at least one wait in 2^kMostDoublings. With 20 us and one doubling, one round trip
-// after a barrier took 11 to 13 us, with these 10.5, without any spinning 10.
+// After a spin without an answer it spins 2^kDoublings times less often, down to one wait in 2^kMostDoublings;
+// after an answer, twice as often. So it goes on if three spins in four are answered. A round trip after a barrier
+// takes 10.5 us; with 20 us and kDoublings = 1 it took 11 to 13, and without spinning 10.
 inline constexpr uint32_t kDoublings = 3, kMostDoublings = 6;
-// Both ranks copy pieces of this size, whole pages. One system call for each: 64 KiB take 6 us in one, 10 in four.
+// The size of the pieces that both ranks copy: half the message, from 16 to 32 KiB; or a quarter of it, up to 256 KiB,
+// if that is more. Each is a system call: 64 KiB take 6 us in one call, 10 in four.
 inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
     return std::max(std::clamp<uint64_t>(round_up(bytes / 2, kPage), 16 * KiB, 32 * KiB),
                     std::min<uint64_t>(round_up(bytes / 4, kPage), 256 * KiB));

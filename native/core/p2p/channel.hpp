@@ -27,6 +27,7 @@ struct Rendezvous {
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;
     alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;  // written by the sender before it matches the receive
+    std::atomic<uint64_t> piece;                                  // the size of the pieces, written likewise
     std::atomic<uint64_t> begun, done;                            // number of pieces
     std::atomic<int32_t> sent_tag;
     std::atomic<uint32_t> writing;  // the sender is copying a piece, or about to

@@ -152,6 +152,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
         return r;
     }
     auto& sends = outgoing_[to].sends;
+    r->stays_ = !waits;
     sends.push_back(r);
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
@@ -238,11 +239,8 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
     }
     m->at = r->data_ + here;
     attach(r, m);
-    if (m->offered()) {
-        fetch(m);
-        send_answers(m->from);
-    }
-    if (!m->left) finish(*m);
+    if (m->offered()) incoming_[m->from].claimed.push_back(m);
+    else if (!m->left) finish(*m);
     else pull(m->from);
 }
 
@@ -300,6 +298,7 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
+    if (r->message_ && r->message_->offered()) fetch_claimed(r->peer_);
     if (r->complete_ || closing_ || r->cancelled_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
@@ -323,7 +322,7 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
         return go_on_in_background();
     }
     if (posted) {  // so no message has come to it through the ring
-        withdraw_receive(r->peer_, std::move(copy));
+        cancel_posted(r->peer_, std::move(copy));
         if (!r->complete_) receives_.remove(*r);
     } else if (r->held_) {
         receives_.remove(*r);
@@ -399,7 +398,7 @@ bool Messages::accepts(const Request& r, const Header& h) {
 // Whether the progress thread need not run for a receive: its message is short, and so few receives are pending that
 // all their messages fit into the ring, where each may wait until the program asks for it.
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.wanted_.kind == Wanted::UpTo && r.bytes() < tuning::kRendezvous &&
+    return r.wanted_.kind == Wanted::UpTo && !r.message_ && r.bytes() < tuning::kRendezvous &&
            receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
 }
 
@@ -488,6 +487,7 @@ bool Messages::progress() {
         if (p == rank_) continue;
         moved |= push(p, false);
         moved |= pull(p);
+        moved |= fetch_claimed(p);
         moved |= push(p, true);
     }
     return moved;

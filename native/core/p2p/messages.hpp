@@ -71,7 +71,7 @@ public:
     std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
                                           Arrival& arrival, std::optional<double> timeout,
                                           const CallOptions& options = {});
-    // The caller stops waiting and may free its memory. A receive is withdrawn, and what has arrived of its message is
+    // The caller stops waiting and may free its memory. A receive is cancelled, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
@@ -96,6 +96,7 @@ private:
         std::shared_ptr<Message> message;
         uint64_t pad = 0;                                               // bytes to skip behind it
         std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
+        std::vector<std::shared_ptr<Message>> claimed{};                // offered, and still to be fetched
     };
     using Sends = std::deque<std::shared_ptr<Request>>;
     struct Outgoing {     // what goes to one destination
@@ -134,13 +135,14 @@ private:
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
     bool progress_rendezvous(int from, bool& moved);
-    void withdraw_receive(int from, Memory copy = {});
+    void cancel_posted(int from, Memory copy = {});
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
     bool match(Channel& c, Request& send, int to, uint64_t state);
     bool copy_there(Channel& c, Request& send, int to);
     void finish_rendezvous(const Request& send);
-    bool copied(const Rendezvous& m, uint64_t bytes) const;
+    uint64_t piece_of(const Rendezvous& m, uint64_t bytes);
+    bool copied(const Rendezvous& m, uint64_t bytes);
     bool copy_here(Rendezvous& m, const Request& receive, uint64_t from);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
@@ -163,6 +165,7 @@ private:
     bool cancelled(Message& message);
     Message* first_arrived(int from, int tag, Request* wanted);
     void fetch(const std::shared_ptr<Message>& message);
+    bool fetch_claimed(int from);
     void take_offers();
     void answer(int from, const Header& header);
     void send_answers(int to);
@@ -258,7 +261,7 @@ private:
     int waiting_ = 0;            // threads that wait for a message
     bool waited_ = false;        // one has since the progress thread last looked
     Progress progress_ = Progress::Idle;
-    int idle_looks_ = 0;  // of the progress thread, since there was something to do
+    int idle_polls_ = 0;  // of the progress thread, since there was something to do
     bool closing_ = false;
     GroupMemory::Lease lease_;  // of all requests: while it is held, whoever has the mutex may use the group's memory
     ProgressThread& background_;

@@ -1,6 +1,6 @@
 // Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room,
-// and those that are longer than the ring, of which it then makes one copy in place of two (an object with an array of
-// 1 MiB, round trip: 577 to 269 us). The receiver copies the data from the sender's memory, or, where it cannot,
+// and large ones, of which it then makes one copy in place of two (an object with an array of 1 MiB, round trip: 577
+// to 269 us). The receiver copies the data from the sender's memory, or, where it cannot,
 // requests it through the ring. An offered message is matched like any other one, so that a later message can be
 // received before it.
 #include "p2p/messages.hpp"
@@ -8,7 +8,8 @@
 namespace rankwise {
 
 bool Messages::must_offer(const Request& r, int to) const {
-    if (r.bytes() > tuning::ring_bytes(n_) && transport_.conditions().single_copy) return true;
+    const uint64_t least = r.stays_ ? tuning::kStays : tuning::ring_bytes(n_) + 1;
+    if (r.bytes() >= least && transport_.conditions().single_copy) return true;
     return r.bytes() > group_.peers[to].unexpected_room();
 }
 
@@ -100,6 +101,19 @@ void Messages::fetch(const std::shared_ptr<Message>& message) {
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     answers.push_back(Header::about_offer(Form::Copied, offer.number));
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
+}
+
+// Fetches the messages from this source that receives have matched. Not when they are matched: of two ranks that
+// exchange messages, the second one would copy before it starts its own send.
+bool Messages::fetch_claimed(int from) {
+    std::vector<std::shared_ptr<Message>>& claimed = incoming_[from].claimed;
+    if (claimed.empty()) return false;
+    for (const auto& m : std::exchange(claimed, {})) {
+        fetch(m);
+        if (!m->left) finish(*m);
+    }
+    send_answers(from);
+    return true;
 }
 
 // Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep

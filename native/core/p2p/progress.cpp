@@ -200,7 +200,7 @@ void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, 
 
 void Messages::go_on_in_background(bool now) {
     if (closing_) return;
-    idle_looks_ = 0;
+    idle_polls_ = 0;
     if (progress_ == Progress::Idle) {
         background_.serve(*this);
         set_progress(Progress::StandsBy);
@@ -223,7 +223,7 @@ void Messages::set_progress(Progress now) {
 // Whether there may be something to move. Cheaper than progress(), and it throws nothing.
 bool Messages::may_progress() const {
     for (int p = 0; p < n_; ++p) {
-        if (!outgoing_[p].idle()) return true;
+        if (!outgoing_[p].idle() || !incoming_[p].claimed.empty()) return true;
         const uint64_t offset = p == rank_ ? 0 : channels_[p * n_ + rank_].load();
         if (!offset) continue;
         const Channel* const c = channel_at(offset);
@@ -234,7 +234,8 @@ bool Messages::may_progress() const {
 }
 
 InBackground::Next Messages::advance() noexcept {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return Next::Soon;  // another thread makes progress, perhaps for as long as a large message takes
     const auto over = [&] { return closing_ || group_.failed(); };
     if (!over() && pending()) {
         // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
@@ -251,7 +252,13 @@ InBackground::Next Messages::advance() noexcept {
         }
         if (!over() && pending()) return progress_ == Progress::StandsBy ? Next::Soon : Next::Later;
     }
-    if (!over() && ++idle_looks_ <= kIdleLooks) {
+    if (!closing_ && group_.failed()) {
+        try {  // nothing is copied any more, and the senders of these messages need not wait
+            for (int p = 0; p < n_; ++p) fetch_claimed(p);
+        } catch (const std::exception&) {  // a channel has been overwritten, or there is no memory for an answer
+        }
+    }
+    if (!over() && ++idle_polls_ <= kIdlePolls) {
         set_progress(Progress::StandsBy);
         return Next::Soon;
     }
@@ -280,7 +287,8 @@ std::string Messages::close(double timeout) {
         closing_ = true;
         for (int p = 0; p < n_; ++p) {
             try {
-                withdraw_receive(p);
+                fetch_claimed(p);
+                cancel_posted(p);
                 cancel_offers(p);
             } catch (const Error& e) {  // their channel has been overwritten; the rest must end all the same
                 trouble = e.what();

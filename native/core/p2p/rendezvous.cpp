@@ -63,9 +63,9 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     return moved = true;
 }
 
-// Withdraws a posted receive, whose memory may then be freed. A message that a sender is already copying there is kept
-// for another receive, in `copy`; or, when this rank leaves, nowhere.
-void Messages::withdraw_receive(int from, Memory copy) {
+// Cancels a posted receive; its memory may then be freed. If a sender is already copying a message there, `copy` keeps
+// the message for another receive; without `copy`, when this rank leaves, it is dropped.
+void Messages::cancel_posted(int from, Memory copy) {
     const std::shared_ptr<Request> r = posted_[from];
     if (!r) return;
     Rendezvous& m = channel(from, rank_, true)->rendezvous;
@@ -104,7 +104,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     return fits ? state : 0;
 }
 
-// Polls briefly for the receive of a large message, because the rendezvous saves more than that costs.
+// Polls briefly for the receive of a large message, because a rendezvous saves more time than the polling takes.
 void Messages::poll_for_receive(int to, const Request& r) {
     if (!transport_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
@@ -114,21 +114,24 @@ void Messages::poll_for_receive(int to, const Request& r) {
         sched_yield();
 }
 
-// Matches the receive posted in this state, unless it has been withdrawn; returns whether it did.
+// Matches the receive posted in this state, unless it has been cancelled; returns whether it did.
 bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     Rendezvous& m = c.rendezvous;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
     if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, r.bytes())) {
-        // The receiver may have withdrawn its receive, and posted another one, meanwhile.
+        // The receiver may have cancelled its receive, and posted another one, meanwhile.
         if (m.state.load() == state) overwritten("the address", rank_, to);
         return false;
     }
-    // A message of one piece is not worth the question: the sender copies it.
-    const bool shared =
-        r.bytes() > tuning::rendezvous_piece(r.bytes()) && transport_.memory.reachable(r.data_, r.bytes(), reachable_);
+    // For a message of one piece the check takes longer than it saves: the sender copies it. In an exchange each rank
+    // copies what it receives, in one piece.
+    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes);
+    const bool shared = bytes > piece && transport_.memory.reachable(r.data_, bytes, reachable_);
+    const bool exchange = posted_[to] || !incoming_[to].claimed.empty();
     const uint64_t from = shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable;
     m.from.store(from, std::memory_order_relaxed);
-    m.from_digest.store(Rendezvous::digest_of(from, r.bytes()), std::memory_order_relaxed);
+    m.from_digest.store(Rendezvous::digest_of(from, bytes), std::memory_order_relaxed);
+    m.piece.store(shared && exchange ? bytes : piece, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
@@ -140,11 +143,10 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     return true;
 }
 
-// The sender copies pieces that the receiver has not begun, from the beginning; returns whether there were any. One at
-// a time if it waits for a message of that rank too: in an exchange each rank copies what it receives.
+// The sender copies, from the beginning, the pieces that the receiver has not begun; returns whether there were any.
 bool Messages::copy_there(Channel& c, Request& r, int to) {
     Rendezvous& m = c.rendezvous;
-    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), before = r.sent_;
+    const uint64_t bytes = r.bytes(), piece = piece_of(m, bytes), before = r.sent_;
     const auto left = [&](uint64_t begun) { return begun * piece < bytes && r.sent_ < bytes && !group_.failed(); };
     if (!left(m.begun.load(std::memory_order_relaxed))) return false;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
@@ -156,14 +158,13 @@ bool Messages::copy_there(Channel& c, Request& r, int to) {
         r.sent_ += length;
         if (!transport_.memory.try_copy(to, true, r.data_ + at, there + at, length)) break;
         m.done.fetch_add(1);
-        if (posted_[to]) break;
     }
     m.writing.store(0);
     if (copied(m, bytes)) notify(to);
     return r.sent_ > before;
 }
 
-// The send, which is matched, is given up: the receiver gets the message all the same.
+// A matched send is cancelled. Waits until the receiver has the message, but no longer than kStoppedPeer.
 void Messages::finish_rendezvous(const Request& r) {
     const auto ended = [&] {
         push(r.peer_, true);
@@ -172,17 +173,25 @@ void Messages::finish_rendezvous(const Request& r) {
     Waiter(kStoppedPeer).watch({}, ended);
 }
 
-bool Messages::copied(const Rendezvous& m, uint64_t bytes) const {
-    const uint64_t piece = tuning::rendezvous_piece(bytes);
+// Of a matched message.
+uint64_t Messages::piece_of(const Rendezvous& m, uint64_t bytes) {
+    const uint64_t piece = m.piece.load(std::memory_order_relaxed);
+    if (piece != bytes && piece != tuning::rendezvous_piece(bytes))
+        failures_.overwritten("the size of the pieces of a message", name(Op::None));
+    return piece;
+}
+
+bool Messages::copied(const Rendezvous& m, uint64_t bytes) {
+    const uint64_t piece = piece_of(m, bytes);
     return m.done.load() == (bytes + piece - 1) / piece && !group_.failed();
 }
 
 // The receiver copies the pieces that the sender has not begun, from the end; returns whether there were any.
 bool Messages::copy_here(Rendezvous& m, const Request& r, uint64_t from) {
-    const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes), pieces = (bytes + piece - 1) / piece;
+    const uint64_t bytes = r.bytes(), piece = piece_of(m, bytes), pieces = (bytes + piece - 1) / piece;
     if (from == kUnreachable) return false;
     uint64_t mine = 0;
-    // `mine` ends it even if a stray write has overwritten the count.
+    // `mine` bounds the loop even if a stray write has overwritten the count.
     while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            m.begun.fetch_add(1) < pieces) {
         const uint64_t at = (pieces - ++mine) * piece;

@@ -114,7 +114,8 @@ private:
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
     Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
                      // message
-    uint64_t sent_ = 0;  // send: bytes written to the ring
+    bool stays_ = false;  // send: nobody waits for it, so its data may stay where it is
+    uint64_t sent_ = 0;   // send: bytes written to the ring
     bool matched_ =
         false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
     bool rendezvous_ = false;  // send: it bypasses the ring

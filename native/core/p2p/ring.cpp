@@ -175,10 +175,8 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes))
             overwritten("an offer", from, rank_);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
-        if (m && m->at) {  // it has memory, its own or that of a receive
-            fetch(m);
-            if (!m->left) finish(*m);
-        }
+        if (m && m->receive) in.claimed.push_back(m);
+        else if (m && m->at) fetch(m);  // into memory of its own
         break;
     }
     case Form::Request:
