@@ -160,8 +160,9 @@ inline constexpr uint64_t kShortMessage = 16 * KiB;
 inline constexpr uint64_t kRingPiece = 32 * KiB;
 // From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us.
 inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us ...
-inline constexpr uint64_t kPollForReceive = 64 * KiB;
+// From this size on, a blocking send first polls briefly for a posted receive (256 KiB 12.5 to 7.8 us), and for so many
+// times longer if it is so many times larger: otherwise the receiver may copy it alone (16 MiB 3.4 to 1.8 ms) ...
+inline constexpr uint64_t kPollForReceive = 64 * KiB, kMostTimes = 64;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
 // Of a send for which nobody waits, the data stays with the sender from this size on. An exchange of 256 KiB takes 27
