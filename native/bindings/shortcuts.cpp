@@ -44,21 +44,41 @@ template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainA
            x.same_shape(out, 1, 1);
 }
 
-template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op) {
+// What a rank contributes to a reduction in x: the elements of another array, which go there first, or x's own.
+struct Contribution {
+    Contribution(const PlainArray& x, nb::handle given) : x_(x), other_(given, false), own_(given.is_none()) {}
+    bool fits() const { return own_ || (other_ && other_.dtype == x_.dtype && other_.count == x_.count); }
+    void put() const {
+        if (!own_) std::memmove(x_.data, other_.data, x_.bytes());
+    }
+
+private:
+    const PlainArray& x_;
+    const PlainArray other_;
+    const bool own_;
+};
+
+template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op, nb::handle given) {
     const PlainArray x(array, true);
+    const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
-    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    c.all_reduce(x.data, x.count, DType(x.dtype), named->op, ArrayCall<C>(x.bytes(), x.description()));
+    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
+    const ArrayCall<C> call(x.bytes(), x.description());
+    mine.put();
+    c.all_reduce(x.data, x.count, DType(x.dtype), named->op, call);
     return true;
 }
 
-template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle op) {
+template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
+    const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
-    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, ArrayCall<C>(x.bytes(), x.description()));
+    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
+    const ArrayCall<C> call(x.bytes(), x.description());
+    mine.put();
+    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, call);
     return true;
 }
 
@@ -237,8 +257,9 @@ template <class C> bool recv_array(C& c, nb::handle array, nb::handle from, nb::
 
 template <class C> void define(nb::class_<C>& comm) {
     const nb::arg x("x"), op("op"), out("out");
-    comm.def("all_reduce_array", &all_reduce<C>, x.none(), op.none())
-        .def("reduce_array", &reduce<C>, x.none(), nb::arg("dst").none(), op.none())
+    const auto given = nb::arg("given").none() = nb::none();
+    comm.def("all_reduce_array", &all_reduce<C>, x.none(), op.none(), given)
+        .def("reduce_array", &reduce<C>, x.none(), nb::arg("dst").none(), op.none(), given)
         .def("broadcast_array", &broadcast<C>, x.none(), nb::arg("src").none())
         .def("all_gather_array", &all_gather<C>, x.none(), out.none())
         .def("gather_array", &gather<C>, x.none(), nb::arg("dst").none(), out.none())

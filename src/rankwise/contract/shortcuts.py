@@ -38,10 +38,12 @@ class Shortcuts:
     a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
     """
 
-    def all_reduce_array(self, x: object, op: object) -> bool:
+    def all_reduce_array(self, x: object, op: object, given: object = None) -> bool:
+        """given: an array of x's dtype and length whose elements x gets first; None: x's own are reduced."""
         return False
 
-    def reduce_array(self, x: object, dst: object, op: object) -> bool:
+    def reduce_array(self, x: object, dst: object, op: object, given: object = None) -> bool:
+        """Likewise. given: on dst."""
         return False
 
     def broadcast_array(self, x: object, src: object) -> bool:

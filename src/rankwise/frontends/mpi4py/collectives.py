@@ -47,7 +47,7 @@ Parse = Callable[[Any, bool, int], Blocks]
 
 
 def _barrier(c: Context) -> Body:
-    return c.comm.barrier_without_sync
+    return c.barrier
 
 
 def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
@@ -315,7 +315,7 @@ def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
 
 
 def _fast_barrier(c: Context) -> bool:
-    c.group.barrier()
+    c.barrier()
     return True
 
 
@@ -325,31 +325,26 @@ def _fast_bcast(c: Context, buf: Any, root: int = 0) -> bool:
 
 
 def _fast_allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
-    x = _result(sendbuf, recvbuf, op)
-    return x is not None and c.shortcuts.all_reduce_array(x, op._live().name)
+    x, given, name = plain(recvbuf), plain(sendbuf), _engine_name(op)
+    if x is None or name is None or x.dtype.kind == "b" or (given is None and not in_place(sendbuf)):
+        return False
+    return c.shortcuts.all_reduce_array(x, name, given)
 
 
 def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
+    x, given, name = plain(sendbuf), None, _engine_name(op)
     if root == c.rank:
-        x = _result(sendbuf, recvbuf, op)
-    else:
-        x = plain(sendbuf)
-        if x is not None and (op._live().reduce is None or x.dtype.kind == "b"):
+        x, given = plain(recvbuf), x
+        if given is None and not in_place(sendbuf):
             return False
-    return x is not None and c.shortcuts.reduce_array(x, root, op._live().name)
+    if x is None or name is None or x.dtype.kind == "b":
+        return False
+    return c.shortcuts.reduce_array(x, root, name, given)
 
 
-def _result(sendbuf: Any, recvbuf: Any, op: Op) -> Any:
-    """The receive buffer, with this rank's contribution in it; None for the general case."""
-    x = plain(recvbuf)
-    if x is None or op._live().reduce is None or x.dtype.kind == "b" or not x.flags.writeable:
-        return None
-    if not in_place(sendbuf):
-        mine = plain(sendbuf)
-        if mine is None or mine.dtype != x.dtype or mine.size != x.size:
-            return None
-        x[...] = mine
-    return x
+def _engine_name(op: Op) -> str | None:
+    """The name of the reduction, if the engine has it."""
+    return (op._h or op._live()).name
 
 
 def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
@@ -442,7 +437,7 @@ def _methods(
     prepare: Callable[..., Body], fast: Callable[..., bool] | None
 ) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
     def blocking(self: Messages, *args: Any, **options: Any) -> None:
-        c = self._live()
+        c = self._h or self._live()
         if fast is None or not fast(c, *args, **options):
             c.comm.call(prepare(c, *args, **options))
 

@@ -24,7 +24,7 @@ class ObjectCollectives(Messages):
     """
 
     def barrier(self) -> None:
-        self._live().group.barrier()
+        self._live().barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         c = self._live()
