@@ -160,14 +160,15 @@ inline constexpr uint64_t kShortMessage = 16 * KiB;
 inline constexpr uint64_t kRingPiece = 32 * KiB;
 // From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us.
 inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From this size on, a blocking send first polls briefly for a posted receive (256 KiB 12.5 to 7.8 us), and for so many
-// times longer if it is so many times larger: otherwise the receiver may copy it alone (16 MiB 3.4 to 1.8 ms) ...
-inline constexpr uint64_t kPollForReceive = 64 * KiB, kMostTimes = 64;
+// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us. How long grows
+// in proportion to the size, up to kLongestPoll times as long: a receiver that comes later has to copy the message
+// alone (16 MiB 3.4 to 1.8 ms) ...
+inline constexpr uint64_t kPollForReceive = 64 * KiB, kLongestPoll = 64;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
 // Of a send for which nobody waits, the data stays with the sender from this size on. An exchange of 256 KiB takes 27
-// us in place of 43; of eight messages at a time, each takes 6 in place of 15 at 32 KiB, and 22 in place of 120 at 256
-// KiB.
+// us in place of 43. Of eight messages at a time, each takes 6 in place of 15 (32 KiB), or 22 in place of 120 (256
+// KiB).
 inline constexpr uint64_t kStays = 32 * KiB;
 // If ranks share cores, a rank spins this long for a message from another core before it yields its core. Round trips
 // in Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4.

@@ -395,8 +395,8 @@ bool Messages::accepts(const Request& r, const Header& h) {
     return false;
 }
 
-// Whether the progress thread need not run for a receive: its message is short, and so few receives are pending that
-// all their messages fit into the ring, where each may wait until the program asks for it.
+// Whether the progress thread need not run for a receive: its message is short and has not been matched, and so few
+// receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 bool Messages::may_stay_in_ring(const Request& r) const {
     return r.wanted_.kind == Wanted::UpTo && !r.message_ && r.bytes() < tuning::kRendezvous &&
            receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;

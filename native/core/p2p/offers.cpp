@@ -1,8 +1,7 @@
 // Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room,
 // and large ones, of which it then makes one copy in place of two (an object with an array of 1 MiB, round trip: 577
-// to 269 us). The receiver copies the data from the sender's memory, or, where it cannot,
-// requests it through the ring. An offered message is matched like any other one, so that a later message can be
-// received before it.
+// to 269 us). The receiver copies the data from the sender's memory, or, where it cannot, requests it through the ring.
+// An offered message is matched like any other one, so that a later message can be received before it.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -103,8 +102,8 @@ void Messages::fetch(const std::shared_ptr<Message>& message) {
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
 }
 
-// Fetches the messages from this source that receives have matched. Not when they are matched: of two ranks that
-// exchange messages, the second one would copy before it starts its own send.
+// Fetches the messages from this source that receives have matched. That comes later than the match, because the second
+// of two ranks that exchange messages would otherwise copy before it starts its own send.
 bool Messages::fetch_claimed(int from) {
     std::vector<std::shared_ptr<Message>>& claimed = incoming_[from].claimed;
     if (claimed.empty()) return false;

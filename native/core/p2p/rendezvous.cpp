@@ -108,7 +108,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
 void Messages::poll_for_receive(int to, const Request& r) {
     if (!transport_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
-    const auto times = int(std::min(r.bytes() / tuning::kPollForReceive, tuning::kMostTimes));
+    const auto times = int(std::min(r.bytes() / tuning::kPollForReceive, tuning::kLongestPoll));
     for (int i = policy_.first_polls * times; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
     for (int i = transport_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r);
          --i)

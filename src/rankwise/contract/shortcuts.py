@@ -168,9 +168,9 @@ class Shortcuts:
     broadcast_object_plain: ObjectShortcut | None = None
     """broadcast_object_plain(obj, src, rest, encode, constructor): broadcast an object. None: not available.
 
-    It returns NotImplemented, without having done anything, if it does not support the case. encode(obj) encodes an
-    object of other than basic types. If an object does not fit into a block, or load_allowed(block, constructor) does
-    not load it, the method returns rest(found, sent), which completes the operation within the same call. found: the
+    It returns NotImplemented, with nothing done, if it does not support the case. encode(obj) returns the parts of an
+    object that has other than basic types. If an object does not fit into a block, or load_allowed(block, constructor)
+    does not load it, the method returns rest(found, sent), which completes the operation in the same call. found: the
     encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
     scatter_object_plain work likewise, except that `found` is a list with an item for each rank in gather_object_plain,
     and `sent` is a list of such parts in scatter_object_plain.

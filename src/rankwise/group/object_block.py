@@ -30,8 +30,8 @@ Parts: TypeAlias = Sequence[Any]
 class Codec:
     """A way to encode objects.
 
-    encode(obj): the object's block in pieces, which share memory with its arrays. trusted: whether to
-    load any pickle that a rank sends, or plain data only.
+    encode(obj): the object's block in pieces, which share memory with its arrays. trusted: whether to load any pickle
+    that a rank sends, or plain data only.
     """
 
     def __init__(self, encode: Callable[[Any], list[Any]], trusted: bool) -> None:

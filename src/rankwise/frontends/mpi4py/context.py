@@ -25,7 +25,7 @@ class Context:
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
-        self.barrier = self.shortcuts.barrier_without_sync or self.comm.barrier_without_sync
+        self.barrier = group._barrier
         group.trusting = CODEC
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}

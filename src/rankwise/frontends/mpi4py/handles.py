@@ -9,8 +9,6 @@ from rankwise.frontends.mpi4py.errors import error
 T = TypeVar("T")
 H = TypeVar("H", bound="Handle[Any]")
 
-_new = object.__new__
-
 
 class Handle(Generic[T]):
     """A Python object that refers to an object of MPI, or to none: then it is a null handle, which is false.
@@ -46,7 +44,7 @@ class Handle(Generic[T]):
     @classmethod
     def _of(cls: type[H], h: Any) -> H:
         """A handle of this object."""
-        self = _new(cls)
+        self = object.__new__(cls)
         self._h = h
         return self
 
