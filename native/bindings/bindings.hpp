@@ -49,14 +49,14 @@ inline rankwise::ReduceOp checked_op(int op) {
 inline constexpr long kTags = 1l << 31;
 inline constexpr int kNotANumber = -2;
 
-// A rank or a tag from Python: an int from 0 to end - 1, or kAny for ANY, which is an int's subclass; kNotANumber for
-// anything else.
-inline int rank_or_tag(nb::handle value, long end) {
+// A rank or a tag from Python: an int from `first` to end - 1, or kAny for ANY, which is an int's subclass; kNotANumber
+// for anything else. first: 0, or kAny where MPI's ANY_SOURCE and ANY_TAG are accepted too.
+inline int rank_or_tag(nb::handle value, long end, int first = 0) {
     if (!PyLong_Check(value.ptr())) return kNotANumber;
     int overflow = 0;
     const long number = PyLong_AsLongAndOverflow(value.ptr(), &overflow);
     if (!PyLong_CheckExact(value.ptr())) return number == rankwise::kAny && !overflow ? rankwise::kAny : kNotANumber;
-    return !overflow && number >= 0 && number < end ? int(number) : kNotANumber;
+    return !overflow && number >= first && number < end ? int(number) : kNotANumber;
 }
 
 inline void check_timeout(std::optional<double> timeout) {

@@ -39,8 +39,6 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
-// start: Messages::recv or Messages::recv_up_to.
-template <auto start>
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                          nb::object group) {
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
@@ -49,15 +47,32 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        request = (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
+        request = c.messages().recv(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
     }
     return RequestHandle(std::move(request), array, array, std::move(group));
+}
+
+// ---- the receives of MPI: of a message that may be shorter, and whose source and tag may be MPI's ANY ----
+
+std::optional<RequestHandle> irecv_array_up_to(Comm& c, nb::object array, nb::handle from, nb::handle label,
+                                               nb::object group) {
+    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
+    const PlainArray x(array, true);
+    if (!x || src < kAny || tag < kAny) return std::nullopt;
+    std::shared_ptr<Request> request;
+    {
+        ReleaseGilToWait released(x.bytes());
+        request = c.messages().recv_up_to(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
+    }
+    RequestHandle handle(std::move(request), std::move(array), nb::none(), std::move(group));
+    handle.started = true;  // it goes on even if the program drops it
+    return handle;
 }
 
 using SourceTagBytes = std::tuple<int, int, uint64_t>;
 
 std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
-    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
+    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
     const PlainArray x(array, true);
     if (!x || src < kAny || tag < kAny) return std::nullopt;
     ReleaseGilToWait released(x.bytes());
@@ -69,7 +84,7 @@ std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::ha
 std::optional<SourceTagBytes> sendrecv_array(Comm& c, nb::handle array, nb::handle to, nb::handle send_label,
                                              nb::handle out, nb::handle from, nb::handle label) {
     const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
-    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
+    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
     const PlainArray x(array, false), y(out, true);
     if (!x || !y || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
     ReleaseGilToWait released(x.bytes() + y.bytes());
@@ -130,9 +145,9 @@ template <auto field> std::optional<int> of_message(const RequestHandle& r) {
     return (r.operator->()->*field)();
 }
 
-std::optional<SourceTagBytes> message_of(const RequestHandle& r) {
-    if (!r->complete() || r->failed()) return std::nullopt;
-    return SourceTagBytes(r->source(), r->tag(), r->count() * itemsize(r->dtype()));
+SourceTagBytes message_of(const RequestHandle& r) {
+    if (!r->complete() || r->failed() || r->sends()) return {kAny, kAny, 0};
+    return {r->source(), r->tag(), r->count() * itemsize(r->dtype())};
 }
 
 }  // namespace
@@ -172,7 +187,9 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("waited", [](const RequestHandle& r) { return r->raised(); })
         .def_prop_ro("source", &of_message<&Request::source>)
         .def_prop_ro("tag", &of_message<&Request::tag>)
-        .def_prop_ro("message", &message_of, "(source, tag, bytes), once it is complete.")
+        .def_prop_ro("message", &message_of)
+        .def_prop_ro("cancelled", [](const RequestHandle& r) { return r->cancelled(); })
+        .def_prop_ro("given", &RequestHandle::given)
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
     comm.def("send", &start_message<&Messages::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
@@ -181,10 +198,10 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("src"), nb::arg("tag"), keep)
         .def("isend_array", &isend_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("group"))
-        .def("irecv_array", &irecv_array<&Messages::recv>, nb::arg("x").none(), nb::arg("src").none(),
-             nb::arg("tag").none(), nb::arg("group"))
-        .def("irecv_array_up_to", &irecv_array<&Messages::recv_up_to>, nb::arg("x").none(), nb::arg("src").none(),
-             nb::arg("tag").none(), nb::arg("group"))
+        .def("irecv_array", &irecv_array, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("group"))
+        .def("irecv_array_up_to", &irecv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
+             nb::arg("group"))
         .def("recv_array_up_to", &recv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("sendrecv_array", &sendrecv_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("send_tag").none(),
              nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none())

@@ -40,7 +40,7 @@ void RequestHandle::settle(double timeout) {
 
 bool RequestHandle::done() {
     const bool done = request_->complete() || without_gil([&] { return request_->done(); });
-    if (request_->complete()) release();
+    if (request_->complete() && !request_->failed()) release();
     return done;
 }
 

@@ -27,6 +27,8 @@ public:
     bool done();
     bool cancel();
     std::string repr() const;
+    // Of a receive whose message does not fit: its group, array, source and tag.
+    nb::tuple given() const { return nb::make_tuple(group_, memory_, request_->source(), request_->tag()); }
 
 private:
     // The engine has released the memory.

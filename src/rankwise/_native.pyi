@@ -21,16 +21,17 @@ class Request(Arrival):
     def waited(self) -> bool:
         """Whether `wait` has raised the error of a message that does not fit its receive."""
 
+    source: int
+    tag: int
     @property
-    def source(self) -> int: ...
-    @property
-    def tag(self) -> int: ...
-    @property
-    def message(self) -> tuple[int, int, int] | None:
-        """(source, tag, bytes), once it is complete."""
+    def message(self) -> tuple[int, int, int]:
+        """(source, tag, bytes) of a complete receive, else (-1, -1, 0)."""
 
-    @property
-    def dtype(self) -> int: ...
+    dtype: int
+    cancelled: bool
+    given: tuple[object, object, int, int]
+    """Of a receive whose message does not fit: group, array, source and tag."""
+
     def memory(self) -> ReceivedBytes: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...

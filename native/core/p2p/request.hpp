@@ -59,6 +59,7 @@ public:
     bool done();
     bool complete() const { return complete_; }
     bool cancelled() const { return cancelled_; }
+    bool sends() const { return sends_; }
     bool offer_cancelled() const { return cancelled_ && slot_ >= 0; }  // an offered send
     // Waits until one of the requests of a communicator is complete, at most `timeout` seconds. If they are of several
     // communicators, it waits only a moment.

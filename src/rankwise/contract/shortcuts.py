@@ -111,7 +111,7 @@ class Shortcuts:
     def recv_array_up_to(self, x: object, src: object, tag: object) -> tuple[int, int, int] | None:
         """Receive an array that may be shorter than x, and of another dtype: (its source, tag and bytes).
 
-        None, with nothing done, for any unusual case. src and tag may be ANY.
+        None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
         """
         return None
 
@@ -122,7 +122,11 @@ class Shortcuts:
         return None
 
     def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
-        """As irecv_array, of what recv_array_up_to receives. A complete Work has (source, tag, bytes) as `message`."""
+        """Likewise without waiting: a Work that is `started`, whose result is None.
+
+        Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it is left to another
+        receive, for which `given` has the group, x, src and tag.
+        """
         return None
 
     def failed_messages(self) -> Sequence[FailedWork]:

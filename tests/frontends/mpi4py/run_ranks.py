@@ -1,6 +1,7 @@
 """What an mpi4py program does, checked on every rank: messages, collectives, communicators and datatypes."""
 
 import marshal
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -233,6 +234,18 @@ def messages() -> None:
         raise AssertionError("a message that is too long was received")
     except MPI.Exception as error:
         equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
+    for persistent in (False, True):  # a buffer receives an object's encoding, even if the status is asked for first
+        encoded = np.zeros(200, np.uint8)
+        request = comm.Recv_init(encoded, left, 9) if persistent else comm.Irecv(encoded, left, 9)
+        if persistent:
+            request.Start()
+        comm.send({"from": rank}, right, 9)
+        while not request.Get_status(status):
+            pass
+        count = status.Get_count()
+        assert request.wait(status) is None
+        assert (status.source, status.tag, status.Get_count()) == (left, 9, count)
+        equal(pickle.loads(encoded[:count].tobytes())["from"], left)
     assert comm.Iprobe() is False
     comm.Barrier()
     in_bytes = bytearray(64)  # the datatypes may differ, and a refused message keeps its place

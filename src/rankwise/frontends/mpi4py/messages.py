@@ -10,14 +10,27 @@ from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import SENT, Arriving, Pending, Persistent, Receiving, Together, ToItself
+from rankwise.frontends.mpi4py.pending import (
+    SENT,
+    Arriving,
+    Pending,
+    Persistent,
+    Receiving,
+    Started,
+    Together,
+    ToItself,
+    finished,
+    object_of,
+)
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request
-from rankwise.frontends.mpi4py.specs import address, plain, simple
+from rankwise.frontends.mpi4py.specs import address, ndarray, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
 from rankwise.group.object_block import assemble
 from rankwise.group.work import ArrayWork
+
+_request = Request._of
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
@@ -42,11 +55,11 @@ class Messages(Handle[Context]):
             if not context.shortcuts.send_array(blocks.elements(blocks.packed()), to, int(tag)):
                 self._begin_send(buf, dest, tag).wait()
 
-    def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Pending:
+    def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Started:
         context = self._h or self._live()
         group, start = context.group, context.shortcuts.isend_array
-        x = None if copy else plain(buf)
-        work: Any = None if x is None else start(x, dest, tag, group)
+        x = None if copy else buf if type(buf) is ndarray else plain(buf)
+        work: Any = start(x, dest, tag, group)
         if work is None:  # an unusual buffer or rank, or a backend that has no shortcut
             to = context.destination(dest, tag)
             if to is None:
@@ -62,10 +75,10 @@ class Messages(Handle[Context]):
         if work is True:
             return SENT
         work.started = True  # it goes on even if the program drops the request
-        return Pending(work)
+        return work  # type: ignore[no-any-return]
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return Request._of(self._begin_send(buf, dest, tag))
+        return _request(self._begin_send(buf, dest, tag))
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
@@ -96,44 +109,35 @@ class Messages(Handle[Context]):
         return Prequest._of(Persistent(lambda: self.Issend(buf, dest, tag)._live()))
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
-        x = plain(buf)
-        if x is not None:
-            shortcuts = (self._h or self._live()).shortcuts
-            try:
-                message = shortcuts.recv_array_up_to(x, _ANY.get(source, source), _ANY.get(tag, tag))
-            except MismatchError:  # the message is too long, or an object, and is still there
-                message = None
-            if message is not None:
-                if status is not None:
-                    status._set(message)
-                return
-        _finish(self._begin_receive(buf, source, tag), status)
+        x, context = buf if type(buf) is ndarray else plain(buf), self._h or self._live()
+        try:
+            message = context.shortcuts.recv_array_up_to(x, source, tag)
+        except MismatchError:  # the message is too long, or an object, and is still there
+            message = None
+        if message is None:
+            _finish(self._begin_receive(buf, source, tag), status)
+        elif status is not None:
+            status._set(message)
 
-    def _begin_receive(self, buf: Any, source: int, tag: int) -> Pending:
-        x, context = plain(buf), self._h or self._live()
-        if x is not None:
-            src, label = _ANY.get(source, source), _ANY.get(tag, tag)
-            work = context.shortcuts.irecv_array_up_to(x, src, label, context.group)
-            if work is not None:
-                work.started = True  # as in _begin_send
-                return Receiving(context.group, work, src, label, buf)
-        return self._begin_unusual_receive(context, buf, source, tag)
+    def _begin_receive(self, buf: Any, source: int, tag: int) -> Started:
+        x, context = buf if type(buf) is ndarray else plain(buf), self._h or self._live()
+        work: Started | None = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
+        return self._begin_unusual_receive(context, buf, source, tag) if work is None else work
 
-    def _begin_unusual_receive(self, context: Context, buf: Any, source: int, tag: int) -> Pending:
+    def _begin_unusual_receive(self, context: Context, buf: Any, source: int, tag: int) -> Started:
         """Of an unusual buffer, from an unusual rank, or on a backend that has no shortcut."""
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
         blocks = simple(buf, True)
         room = blocks.room()
-        work = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
+        work: Started | None = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
         if work is None:  # on this backend the length must be known
             return Arriving(context.group, src, label, blocks)
-        work.started = True
-        return Receiving(context.group, work, src, label, buf, blocks, room)
+        return Receiving(work, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        return Request._of(self._begin_receive(buf, source, tag))
+        return _request(self._begin_receive(buf, source, tag))
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         self._live().source(source, tag)
@@ -162,9 +166,8 @@ class Messages(Handle[Context]):
         status: Status | None = None,
     ) -> None:
         x, into, context = plain(sendbuf), plain(recvbuf), self._h or self._live()
-        src, label = _ANY.get(source, source), _ANY.get(recvtag, recvtag)
         try:
-            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, src, label)
+            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag)
         except MismatchError:  # it is sent; what comes is too long, or an object
             _finish(self._begin_receive(recvbuf, source, recvtag), status)
             return
@@ -174,7 +177,7 @@ class Messages(Handle[Context]):
             return
         receiving = self._begin_receive(recvbuf, source, recvtag)
         try:
-            self._begin_send(sendbuf, dest, sendtag).wait()
+            finished(self._begin_send(sendbuf, dest, sendtag))
         except BaseException:
             receiving.cancel()
             raise
@@ -333,12 +336,12 @@ class Messages(Handle[Context]):
     improbe, mprobe = Improbe, Mprobe
 
 
-class Message(Handle[Pending], root=True):
+class Message(Handle[Started], root=True):
     """A message that Mprobe has matched: only `Recv` or `recv` of this handle receives it."""
 
     _null = "ERR_REQUEST"
 
-    def _take(self) -> Pending:
+    def _take(self) -> Started:
         h = self._live()
         if self is not MESSAGE_NO_PROC:
             self._h = None
@@ -371,16 +374,16 @@ class Message(Handle[Pending], root=True):
     probe, iprobe = Probe, Iprobe
 
 
-def _finish(receiving: Pending, status: Status | None) -> Any:
+def _finish(receiving: Started, status: Status | None) -> Any:
     """Wait for a receive, and fill the status; returns its object. An interrupted one is cancelled."""
     try:
-        receiving.wait()
+        receiving = finished(receiving)
     except BaseException:
         receiving.cancel()
         raise
     if status is not None:
         status._set(receiving.message)
-    return receiving.result
+    return object_of(receiving)
 
 
 def _warn_of(buf: Any) -> None:

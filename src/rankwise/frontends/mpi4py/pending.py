@@ -5,23 +5,34 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from rankwise import CollectiveTimeout, Group, MismatchError
+from rankwise import ClosedError, CollectiveTimeout, Group, MismatchError
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import CODEC, PICKLE, unwrap
 from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
 from rankwise.frontends.mpi4py.status import EMPTY
 
 
-class Pending:
-    """An operation in progress. work: rankwise's, or None if it is complete.
+class Started(Protocol):
+    """An operation in progress: a Pending, or the engine's send or receive of a plain array.
 
-    message: once it is complete, the source, tag and bytes of its message. result: of a receive of an object, the
-    object. cancelled: whether it was cancelled.
+    message: once it is complete, the source, tag and bytes of its message. cancelled: whether it was cancelled.
     """
+
+    @property
+    def message(self) -> tuple[int, int, int]: ...
+    @property
+    def cancelled(self) -> bool: ...
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+    def cancel(self) -> object: ...
+
+
+class Pending:
+    """A Started in Python. work: rankwise's, or None if it is complete. result: the object of a receive of one."""
 
     message: tuple[int, int, int] = EMPTY
     result: Any = None
@@ -48,6 +59,32 @@ class Pending:
 
 SENT = Pending()
 """Every send that was complete when it had started: most short ones."""
+
+
+def finished(operation: Started) -> Started:
+    """Wait for an operation, unless it was cancelled. Returns it, or the receive that has taken its place."""
+    try:
+        operation.wait()
+    except (ClosedError, MismatchError):
+        if isinstance(operation, Pending):
+            raise
+        if operation.cancelled:
+            return operation
+        engine: Any = operation  # its message is too long, or an object, and is still there
+        group, x, source, tag = engine.given
+        operation = Arriving(group, source, tag, simple(x, True))
+        operation.wait()
+    return operation
+
+
+def object_of(operation: Started) -> Any:
+    """The object that a complete operation has received, or None."""
+    return operation.result if isinstance(operation, Pending) else None
+
+
+def works_of(operation: Started) -> list[Any]:
+    """The works that it waits for."""
+    return operation.awaited() if isinstance(operation, Pending) else [operation]
 
 
 class Arriving(Pending):
@@ -123,45 +160,17 @@ _NONE = pickle.dumps(None, 5)
 
 
 class Receiving(Pending):
-    """A receive by the engine into a buffer that may be longer than the message.
+    """A receive by the engine into memory, from which the blocks of a buffer are filled then."""
 
-    buf: the buffer, as the program gave it. blocks: its blocks, if they are known. room: memory in which the message
-    arrives first, if it is not the buffer's own.
-    """
-
-    complete = False
-    blocks: Blocks | None = None
-    room: Bytes | None = None
-
-    def __init__(
-        self,
-        group: Group,
-        work: Any,
-        source: int,
-        tag: int,
-        buf: Any,
-        blocks: Blocks | None = None,
-        room: Bytes | None = None,
-    ) -> None:
-        self.group, self.work, self.source, self.tag, self.buf = group, work, source, tag, buf
-        if room is not None:
-            self.blocks, self.room = blocks, room
+    def __init__(self, work: Started, blocks: Blocks, room: Bytes) -> None:
+        super().__init__(work)
+        self.blocks, self.room = blocks, room
 
     def wait(self) -> None:
-        if self.complete or self.cancelled:
-            return
-        try:
-            self.work.wait()
-        except MismatchError:  # the message is too long, or an object, and is still there
-            other = Arriving(self.group, self.source, self.tag, self.blocks or simple(self.buf, True))
-            other.wait()
-            self.message = other.message
-        else:
-            message: tuple[int, int, int] = self.work.message
-            self.message = message
-            if self.room is not None and self.blocks is not None:
-                self.blocks.unpack(self.room[: message[2]])
-        self.complete = True
+        if self.work is not None and not self.cancelled:
+            self.message = finished(self.work).message
+            self.blocks.unpack(self.room[: self.message[2]])
+            self.work = None
 
 
 class ToItself(Pending):
@@ -192,10 +201,10 @@ class ToItself(Pending):
 class Persistent(Pending):
     """A request that can be started again and again. begin: starts it once more."""
 
-    def __init__(self, begin: Callable[[], Pending]) -> None:
+    def __init__(self, begin: Callable[[], Started]) -> None:
         super().__init__()
         self.begin = begin
-        self.active: Pending | None = None
+        self.active: Started | None = None
 
     def start(self) -> None:
         self.active = self.begin()
@@ -204,33 +213,32 @@ class Persistent(Pending):
         return self.active is None or self.active.done()
 
     def wait(self) -> None:
-        active, self.active = self.active or Pending(), None
-        active.wait()
-        self.message, self.result, self.cancelled = active.message, active.result, active.cancelled
+        active, self.active = self.active or SENT, None
+        active = finished(active)
+        self.message, self.result, self.cancelled = active.message, object_of(active), active.cancelled
 
     def cancel(self) -> None:
         if self.active is not None:
             self.active.cancel()
 
     def awaited(self) -> list[Any]:
-        return [] if self.active is None else self.active.awaited()
+        return [] if self.active is None else works_of(self.active)
 
 
 class Together(Pending):
     """Several as one; the message is that of the last."""
 
-    def __init__(self, *parts: Pending) -> None:
+    def __init__(self, *parts: Started) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts = [*parts]
 
     def done(self) -> bool:
         done = [part.done() for part in self.parts]  # each makes progress
         return all(done)
 
     def wait(self) -> None:
-        for part in self.parts:
-            part.wait()
+        self.parts = [finished(part) for part in self.parts]
         self.message = self.parts[-1].message
 
     def awaited(self) -> list[Any]:
-        return [work for part in self.parts if not part.done() for work in part.awaited()]
+        return [work for part in self.parts if not part.done() for work in works_of(part)]

@@ -8,13 +8,13 @@ from typing import Any
 from rankwise.contract.work import Pauses
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import Pending, Persistent
+from rankwise.frontends.mpi4py.pending import SENT, Persistent, Started, finished, object_of, works_of
 from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 Requests = Sequence["Request"]
 
 
-class Request(Handle[Pending], root=True):
+class Request(Handle[Started], root=True):
     """An operation in progress. The methods in lower case also return the object of a receive."""
 
     _null = "ERR_REQUEST"
@@ -28,10 +28,11 @@ class Request(Handle[Pending], root=True):
             return None
         if not isinstance(h, Persistent):
             self._h = None
-        h.wait()
+        if h is not SENT:
+            h = finished(h)
         if status is not None:
             status._set(h.message, h.cancelled)
-        return h.result
+        return object_of(h)
 
     def _done(self) -> bool:
         return self._h is None or self._h.done()
@@ -51,9 +52,12 @@ class Request(Handle[Pending], root=True):
         if not self._done():
             return False
         if status is not None:
-            h = (self._h.active if isinstance(self._h, Persistent) else self._h) or Pending()
-            h.wait()
-            status._set(h.message, h.cancelled)
+            request = self._h
+            if isinstance(request, Persistent):
+                h = request.active = request.active and finished(request.active)
+            else:
+                h = self._h = request and finished(request)
+            status._set((h or SENT).message, (h or SENT).cancelled)
         return True
 
     get_status = Get_status
@@ -212,5 +216,5 @@ def _until(look: Callable[[], Any], found: Callable[[Any], Any], requests: Reque
     """Call `look` until what it returns is wanted."""
     pauses = Pauses()
     while not found(result := look()):
-        pauses.wait([work for request in requests if request._h is not None for work in request._h.awaited()])
+        pauses.wait([work for request in requests if request._h is not None for work in works_of(request._h)])
     return result
