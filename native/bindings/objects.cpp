@@ -125,12 +125,21 @@ struct Encoded {
     Encoded(nb::handle object, nb::handle encode) {
         if (is_basic(object)) list.append(dump(object));
         else list = nb::cast<nb::list>(encode(object));
-        parts = parts_of(list);
-        for (const Part& part : parts) bytes += part.bytes;
+        look();
+    }
+    explicit Encoded(nb::list encoded) : list(std::move(encoded)) { look(); }
+    void copy_to(uint8_t* to) const {
+        for (const Part& part : parts) std::memcpy(std::exchange(to, to + part.bytes), part.data, part.bytes);
     }
     nb::list list;
     std::vector<Part> parts;
     uint64_t bytes = 0;
+
+private:
+    void look() {
+        parts = parts_of(list);
+        for (const Part& part : parts) bytes += part.bytes;
+    }
 };
 
 // What the ranks exchange first: the length of an encoded object, and the object itself if it fits. In group/objects.py
@@ -145,10 +154,7 @@ struct ObjectBlock {
     void set(const Encoded& encoded, uint64_t all = 0) {
         bytes = encoded.bytes;
         longest = std::max(bytes, all);
-        uint64_t at = 0;
-        if (fits(longest))
-            for (const Part& part : encoded.parts)
-                std::memcpy(data + std::exchange(at, at + part.bytes), part.data, part.bytes);
+        if (fits(longest)) encoded.copy_to(data);
     }
     // The encoded object, or the length of the longest.
     nb::object get() const {
@@ -237,12 +243,72 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
         });
 }
 
+// The encoded objects of all ranks, on dst.
+struct GatheredObjects {
+    std::vector<Memory> blocks;
+    std::vector<uint64_t> sizes;
+
+    GatheredObjects(Comm& c, const Encoded& mine, int dst, const CallOptions& options)
+        : blocks(dst == c.rank() ? size_t(c.world_size()) : 0), sizes(blocks.size()) {
+        Memory whole;
+        const uint8_t* data = mine.parts.empty() ? nullptr : mine.parts.front().data;
+        if (mine.parts.size() > 1) {
+            whole = Memory(mine.bytes);
+            mine.copy_to(whole.data());
+            data = whole.data();
+        }
+        const auto block_of = [this](int from, size_t bytes) {
+            sizes[size_t(from)] = bytes;
+            blocks[size_t(from)] = Memory(bytes);
+            return blocks[size_t(from)].data();
+        };
+        c.gather_described(data, mine.bytes, block_of, dst, options);
+    }
+    // Takes a block: bytes, if it is short.
+    nb::object take(size_t rank) {
+        Memory& block = blocks[rank];
+        if (sizes[rank] <= tuning::kShortMessage) return nb::bytes(block.data(), size_t(sizes[rank]));
+        return nb::cast(ReceivedBytes(std::move(block), sizes[rank]), nb::rv_policy::move);
+    }
+};
+
+nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle rest, nb::handle encode,
+                            nb::handle constructor) {
+    std::optional<Encoded> mine;
+    std::optional<GatheredObjects> gathered;
+    const auto encoding = [&] { mine.emplace(object, encode); };
+    const auto gather = [&](const ArrayCall<Comm>& call) { gathered.emplace(c, *mine, dst, call); };
+    return in_one_call(c, encoding, gather, [&]() -> nb::object {
+        if (dst != c.rank()) return nb::none();
+        nb::list found, objects;
+        for (int rank = 0; rank < c.world_size(); ++rank) {
+            const nb::object block = gathered->take(size_t(rank));
+            found.append(block);
+            if (objects.size() < size_t(rank) || !nb::isinstance<nb::bytes>(block)) continue;
+            const nb::object loaded = rank == dst ? load(block) : load_allowed(block, constructor);
+            if (!loaded.is(not_implemented())) objects.append(loaded);
+        }
+        return objects.size() == found.size() ? objects : rest(found, mine->list);
+    });
+}
+
+// The blocks of all ranks on dst, and None elsewhere. parts: this rank's encoded object.
+nb::object gather_encoded(Comm& c, const nb::list& parts, int dst) {
+    GatheredObjects gathered(c, Encoded(parts), dst, ArrayCall<Comm>());
+    if (dst != c.rank()) return nb::none();
+    nb::list found;
+    for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered.take(size_t(rank)));
+    return found;
+}
+
 // to: None for every rank.
 template <class C>
 nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, nb::handle encode,
                                nb::handle constructor) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0) return not_implemented();
+    if constexpr (std::is_same_v<C, Comm>)
+        if (!to.is_none()) return gather_object_at(c, object, dst, rest, encode, constructor);
     nb::list sent;
     ObjectBlock block;
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
@@ -318,7 +384,8 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
                               "A received message: writable bytes, by the buffer protocol.")
         .def("__len__", &ReceivedBytes::bytes);
-    comm.def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
+    comm.def("gather_encoded", &gather_encoded, nb::arg("parts"), nb::arg("dst"))
+        .def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none(), nb::arg("encode"))
         .def("recv_object_plain", &recv_object_plain, nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("timeout").none(), nb::arg("read"), nb::arg("constructor").none())

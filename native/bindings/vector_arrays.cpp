@@ -1,5 +1,6 @@
-// Vector collectives whose counts the ranks know, as in MPI, in one call from Python. The arrays are plain, and may be
-// longer than their blocks. As in shortcuts.cpp, each function returns whether it did the operation.
+// Vector collectives as in MPI, in one call from Python: the ranks know the counts, but of gather and scatter root
+// alone. The arrays are plain, and may be longer than their blocks. As in shortcuts.cpp, each function returns whether
+// it did the operation.
 #include <algorithm>
 #include <optional>
 
@@ -52,20 +53,24 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
     return true;
 }
 
-// Broadcasts root's counts, which are null on the others, and runs call with them. No other call of this communicator
-// comes between the two.
-template <class Call> void with_counts_of_root(Comm& c, const Counts* counts, DType dtype, int root, const Call& call) {
-    std::vector<int64_t> bytes(size_t(c.world_size()));
-    for (size_t i = 0; counts && i < bytes.size(); ++i) bytes[i] = int64_t((*counts)[i] * itemsize(dtype));
-    const Comm::Lock both = [&] {
-        const ArrayCall<Comm> first;
-        Comm::Lock locked = c.lock(first);
-        c.broadcast(bytes.data(), bytes.size(), DType::I64, root, first);
-        return locked;
-    }();
-    Counts known;
-    for (const int64_t each : bytes) known.push_back(uint64_t(each) / itemsize(dtype));
-    call(known);
+Counts in_bytes(const Divided& divided) {
+    Counts sizes;
+    for (const uint64_t count : divided.counts) sizes.push_back(count * itemsize(DType(divided.x.dtype)));
+    return sizes;
+}
+
+// Gathers blocks, of which each rank knows its own size, and root all of them: the bytes of each.
+void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t* out, const Counts& sizes,
+                      const CallOptions& options) {
+    const auto block_of = [&, at = out](int from, size_t sent) mutable {
+        const uint64_t expected = sizes[size_t(from)];
+        if (sent != expected)
+            throw Mismatch("rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " +
+                               std::to_string(root) + ", which expects " + std::to_string(expected),
+                           {}, {}, {}, -1);
+        return std::exchange(at, at + expected);
+    };
+    c.gather_described(mine, bytes, block_of, root, options);
 }
 
 // out, counts: of the root.
@@ -74,16 +79,39 @@ bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::hand
     const PlainArray x(array, false);
     if (!x || dst < 0) return false;
     std::optional<Divided> into;
+    Counts sizes;
     if (dst == c.rank()) {
         into.emplace(c, out, counts, true);
         if (!*into || !into->goes_with(x) || into->counts[size_t(dst)] != x.count) return false;
+        sizes = in_bytes(*into);
     }
-    with_counts_of_root(c, into ? &into->counts : nullptr, DType(x.dtype), dst, [&](Counts& known) {
-        known[size_t(c.rank())] = x.count;  // if root expects another number, the operation fails on all ranks
-        c.gather_v(x.data, into ? into->x.data : nullptr, known, DType(x.dtype), dst,
-                   ArrayCall<Comm>(x.bytes(), x.description()));
-    });
+    gather_blocks_to(c, x.data, x.bytes(), dst, into ? into->x.data : nullptr, sizes, ArrayCall<Comm>(x.bytes()));
     return true;
+}
+
+// The same for memory. sizes: of root, the bytes of each rank.
+bool gather_blocks(Comm& c, Address mine, size_t bytes, int root, Address out, const Counts& sizes) {
+    gather_blocks_to(c, pointer(mine), bytes, root, static_cast<uint8_t*>(pointer(out)), sizes, ArrayCall<Comm>(bytes));
+    return true;
+}
+
+// Scatters blocks whose sizes, in bytes, only root knows, into memory that may be longer than this rank's. Returns the
+// bytes of its block.
+uint64_t scatter_blocks_from(Comm& c, const void* blocks, Counts& sizes, int root, void* out, size_t room,
+                             const CallOptions& options) {
+    const auto into_out = [&](size_t bytes) {
+        if (bytes > room)
+            throw Mismatch("rank " + std::to_string(root) + " sends " + std::to_string(bytes) + " bytes to rank " +
+                               std::to_string(c.rank()) + ", which has room for " + std::to_string(room),
+                           {}, {}, {}, -1);
+        return static_cast<uint8_t*>(out);
+    };
+    if (const Comm::Lock blocks_follow = c.scatter_sized(sizes, blocks, into_out, root, options)) {
+        uint64_t& mine = sizes[size_t(c.rank())];
+        mine = std::min<uint64_t>(mine, room);  // if root sends more, the operation fails on all ranks
+        c.scatter_v(blocks, out, sizes, DType::U8, root, options);
+    }
+    return sizes[size_t(c.rank())];
 }
 
 // array, counts: of the root.
@@ -92,17 +120,20 @@ bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle from, nb
     const PlainArray part(out, true);
     if (!part || src < 0) return false;
     std::optional<Divided> given;
+    Counts sizes;
     if (src == c.rank()) {
         given.emplace(c, array, counts, false);
         if (!*given || !given->goes_with(part)) return false;
+        sizes = in_bytes(*given);
     }
-    with_counts_of_root(c, given ? &given->counts : nullptr, DType(part.dtype), src, [&](Counts& known) {
-        uint64_t& mine = known[size_t(c.rank())];
-        mine = std::min(mine, part.count);  // if root sends more, the operation fails on all ranks
-        c.scatter_v(given ? given->x.data : nullptr, part.data, known, DType(part.dtype), src,
-                    ArrayCall<Comm>(part.bytes(), part.description()));
-    });
+    scatter_blocks_from(c, given ? given->x.data : nullptr, sizes, src, part.data, part.bytes(),
+                        ArrayCall<Comm>(part.bytes()));
     return true;
+}
+
+// The same for memory. Returns the bytes of this rank's block.
+uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address out, size_t room) {
+    return scatter_blocks_from(c, pointer(blocks), sizes, root, pointer(out), room, ArrayCall<Comm>(room));
 }
 
 bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
@@ -126,6 +157,10 @@ void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
     comm.def("all_gather_v_array", &all_gather_v, x, out, counts)
         .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts)
+        .def("gather_blocks", &gather_blocks, nb::arg("part"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
+             nb::arg("sizes"))
+        .def("scatter_blocks", &scatter_blocks, nb::arg("blocks"), nb::arg("sizes"), nb::arg("src"), nb::arg("out"),
+             nb::arg("room"))
         .def("scatter_v_array", &scatter_v, x, counts, nb::arg("src").none(), out)
         .def("all_to_all_v_array", &all_to_all_v, x, nb::arg("send_counts").none(), out, nb::arg("recv_counts").none())
         .def("scatter_parts_array", &scatter_parts, x, nb::arg("src").none(), out);

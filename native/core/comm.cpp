@@ -376,6 +376,42 @@ Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void*
     return {};
 }
 
+// Runs `work` of a collective; what it throws fails the group, since the other ranks may have finished.
+template <class Work> auto Comm::or_fail(Op op, const Work& work) {
+    try {
+        return work();
+    } catch (const Mismatch& e) {
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), std::string(name(op)) + ": " + e.what());
+        failures_.throw_failure(name(op));
+    } catch (const std::exception& e) {
+        fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
+                   std::string("gave up ") + name(op) + ": " + e.what());
+        throw;
+    }
+}
+
+Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
+                               const CallOptions& options) {
+    check_root(root);
+    if (rank() == root) check_counts(sizes, "sizes");
+    CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
+    const bool done = or_fail(Op::ScatterSized, [&] {
+        return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root);
+    });
+    if (!done) return call.keep_lock();
+    transport_.log.set_bytes(rank() == root ? std::accumulate(sizes.begin(), sizes.end(), uint64_t(0))
+                                            : sizes[size_t(rank())]);
+    return {};
+}
+
+void Comm::gather_described(const void* part, size_t size, const collectives::PartOf& part_of, int root,
+                            const CallOptions& options) {
+    check_root(root);
+    const CallGuard call(*this, make_call(Op::GatherDescribed, {}, {}, root), size, options);
+    or_fail(Op::GatherDescribed,
+            [&] { collectives::gather_described(transport_, *messages_, bytes(part), size, part_of, root, options); });
+}
+
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
     const Collective<Op::AllGatherV> c(*this, options, counts, dtype);
     collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);

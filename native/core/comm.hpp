@@ -71,6 +71,13 @@ public:
     // header, it returns a lock, for the call that sends them.
     Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
                            const collectives::PartBuffer& part_buffer, int root, const CallOptions& options = {});
+    // Scatter of blocks whose sizes, in bytes, only root knows; see collectives.hpp. Returns a lock if they have not
+    // been sent with the sizes. If part_buffer throws, the group fails.
+    Lock scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
+                       const CallOptions& options = {});
+    // Gather of parts whose sizes only the ranks themselves know. If part_of throws, or a wait fails, the group fails.
+    void gather_described(const void* part, size_t bytes, const collectives::PartOf& part_of, int root,
+                          const CallOptions& options = {});
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options = {});
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
                   const CallOptions& options = {});
@@ -145,6 +152,7 @@ public:
 private:
     class CallGuard;
     template <Op operation> struct Collective;
+    template <class Work> auto or_fail(Op op, const Work& work);
     GroupMemory::Use begin_call(const CallOptions& options = {});
     void wait_for_calls();
     // What is no call, but uses the group's memory.

@@ -58,6 +58,25 @@ void different_calls(Comm& c) {
                  g->barrier();
              }),
              "Mismatch");
+
+    for (const size_t bytes : {8, 5000}) {  // root refuses a part, and one that waits for root learns it
+        g = c.split(0, 0);
+        const std::vector<uint8_t> part(bytes);
+        const auto refuse = [&](int, size_t) -> uint8_t* { throw Mismatch("refused", {}, {}, {}, -1); };
+        CHECK_EQ(thrown([&] {
+                     g->gather_described(part.data(), bytes, refuse, 0);
+                     g->barrier();
+                 }),
+                 "Mismatch");
+        g = c.split(0, 0);
+        Counts sizes(g->rank() == 0 ? size_t(c.world_size()) : 0, 4);
+        const std::vector<uint8_t> blocks(4 * sizes.size() + 1);
+        CHECK_EQ(thrown([&] {
+                     g->scatter_sized(sizes, blocks.data(), [&](size_t own) { return refuse(0, own); }, 0);
+                     g->barrier();
+                 }),
+                 "Mismatch");
+    }
 }
 
 // The text lists every rank's call and call site, a rank that is in no call, and which ranks differ.

@@ -191,6 +191,40 @@ void from_any_rank(Comm& c) {
     CHECK(!c.messages().probe(kAny, kAny));
 }
 
+// The messages of a collective match no receive of the program, which may be from any rank with any tag.
+void parts_of_a_gather(Comm& c) {
+    const int n = c.world_size(), me = c.rank();
+    constexpr uint64_t kCount = 700;
+    for (const bool posted : {true, false}) {
+        std::vector<int64_t> in(kCount);
+        const auto mine = message(me, 6, kCount);
+        std::vector<std::vector<int64_t>> parts(n, std::vector<int64_t>(kCount));
+        const auto part_of = [&](int rank, size_t) { return reinterpret_cast<uint8_t*>(parts[rank].data()); };
+        const auto gather = [&] { c.gather_described(mine.data(), kCount * sizeof(int64_t), part_of, 0); };
+        if (me > 0) {
+            gather();
+            meet(c);
+            c.messages().send_now(mine.data(), kCount, DType::I64, 0, me);
+            continue;
+        }
+        std::shared_ptr<Request> any;
+        if (posted) any = c.messages().recv(in.data(), kCount, DType::I64, kAny, kAny);
+        else usleep(10000);  // the parts arrive
+        CHECK(!c.messages().probe(kAny, kAny));
+        gather();
+        meet(c);
+        for (int r = 0; r < n; ++r) CHECK(parts[r] == message(r, 6, kCount), "gather of a long part");
+        for (int k = 1; k < n; ++k) {
+            if (!any) any = c.messages().recv(in.data(), kCount, DType::I64, kAny, kAny);
+            any->wait(std::nullopt);
+            CHECK_EQ(any->tag(), any->source());
+            CHECK(in == message(any->source(), 6, kCount), "after a gather");
+            any.reset();
+        }
+        if (any) any->cancel();
+    }
+}
+
 // A message for which there is no memory is refused, and nothing is left of it: not even its address.
 void refused_for_lack_of_memory() {
     if (!can_refuse("a message without memory")) return;
@@ -260,6 +294,8 @@ void every_kind(Comm& c) {
     cancelled(c);
     c.barrier();
     from_any_rank(c);
+    c.barrier();
+    parts_of_a_gather(c);
     c.barrier();
 }
 

@@ -32,6 +32,8 @@ enum class Op : uint8_t {
     Close,
     Join,
     ScatterDescribed,
+    ScatterSized,
+    GatherDescribed,
     Scan,
     Exscan,  // composed of other operations; only a Description names them
     Shrink,
@@ -77,6 +79,8 @@ inline constexpr OperationRow kOperations[] = {
     {Op::Close, "close"},
     {Op::Join, "init"},
     {Op::ScatterDescribed, "scatter", kRoot},
+    {Op::ScatterSized, "scatter_v", kRoot},
+    {Op::GatherDescribed, "gather", kRoot},
     {Op::Scan, "scan"},
     {Op::Exscan, "exscan"},
     {Op::Shrink, "shrink"},

@@ -11,6 +11,10 @@
 #include "transport/exposed_buffers.hpp"
 #include "transport/transport.hpp"
 
+namespace rankwise {
+class Messages;
+}
+
 namespace rankwise::collectives {
 
 using tuning::Choice;
@@ -107,5 +111,15 @@ using PartBuffer = std::function<uint8_t*(size_t)>;
 // the memory from `part_buffer`, which is called after the header has arrived.
 bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
                        const PartBuffer& part_buffer, int root);
+
+// Scatter of blocks whose sizes only root knows. sizes: the bytes of each, which the other ranks receive. Returns
+// whether the blocks came with them. Then each rank's is in the memory from part_buffer.
+bool scatter_sized(Transport& t, std::vector<uint64_t>& sizes, const uint8_t* blocks, const PartBuffer& part_buffer,
+                   int root);
+// Returns the memory for a rank's part of so many bytes; it throws if there is none.
+using PartOf = std::function<uint8_t*(int rank, size_t bytes)>;
+// Gather of parts whose sizes only the ranks themselves know. part_of: called on root, once for each rank.
+void gather_described(Transport& t, Messages& messages, const uint8_t* part, size_t bytes, const PartOf& part_of,
+                      int root, const CallOptions& options);
 
 }  // namespace rankwise::collectives

@@ -51,8 +51,8 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
             const Header h = c->header(at);
-            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortMessage ||
-                (tag != kAny && h.tag != tag) || receives_.first_for(p, h.tag))
+            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortMessage || !tag_matches(tag, h.tag) ||
+                receives_.first_for(p, h.tag))
                 return std::nullopt;
             uint8_t* const data = accept(h);
             if (!data) return std::nullopt;

@@ -75,7 +75,7 @@ public:
         Request* first = nullptr;
         if (!size_) return first;
         for (int any_source : {0, 1})
-            for (int any_tag : {0, 1}) {
+            for (int any_tag = 0; any_tag <= (tag >= 0); ++any_tag) {
                 const int peer = any_source ? kAny : from, label = any_tag ? kAny : tag;
                 Request* const r = kinds_[kind(peer, label)] ? queues_.first(matching_key(peer, label)) : nullptr;
                 if (r && (!first || r->number_ < first->number_)) first = r;
@@ -147,7 +147,7 @@ public:
     // The first message that a receive from `from` with `tag`, either of which may be kAny, matches.
     Message* first_for(int from, int tag) const {
         if (all_.empty()) return nullptr;
-        if (tag == kAny) return from == kAny ? all_.first() : from_[size_t(from)].first();
+        if (tag == kAny) return from == kAny ? first_of(all_) : first_of(from_[size_t(from)]);
         if (from != kAny) return queues_.first(matching_key(from, tag));
         Message* first = nullptr;
         for (int p = 0; p < int(from_.size()); ++p) {
@@ -158,6 +158,11 @@ public:
     }
 
 private:
+    template <class List> static Message* first_of(const List& list) {
+        Message* m = list.first();
+        while (m && !tag_matches(kAny, m->header.tag)) m = list.after(*m);
+        return m;
+    }
     static uint64_t kept_bytes(const Message& m) { return m.kept ? m.header.bytes : 0; }
     static uint64_t key(const Message& m) { return matching_key(m.from, m.header.tag); }
 

@@ -98,8 +98,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
     const uint64_t state = m.state.load();
     if (Rendezvous::stage(state) != Rendezvous::Posted || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
-    const bool fits = !r.object_ && (tag == kAny || tag == r.tag_) &&
-                      m.count.load(std::memory_order_relaxed) == r.count_ &&
+    const bool fits = !r.object_ && tag_matches(tag, r.tag_) && m.count.load(std::memory_order_relaxed) == r.count_ &&
                       m.dtype.load(std::memory_order_relaxed) == uint32_t(r.dtype_);
     return fits ? state : 0;
 }

@@ -18,7 +18,10 @@ namespace rankwise {
 class Messages;
 struct Message;
 
-inline constexpr int kAny = -1;  // any source or any tag
+inline constexpr int kAny = -1;      // any source or any tag
+inline constexpr int kPartTag = -2;  // of the messages of a collective, which a receive with any tag does not match
+
+inline bool tag_matches(int wanted, int tag) { return wanted == tag || (wanted == kAny && tag >= 0); }
 
 std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
 

@@ -31,6 +31,12 @@ class Shortcuts:
     barrier_without_sync: Callable[[], None] | None = None
     """The communicator's method of this name, with less overhead; None if there is no faster way."""
 
+    gather_encoded: Callable[[list[Any], int], list[Any] | None] | None = None
+    """A gather of encoded objects, if there is one in which short ones wait for nobody: gather_encoded(parts, dst).
+
+    parts: this rank's object. Returns the blocks of all ranks on dst, and None elsewhere.
+    """
+
     announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
     """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
 
@@ -72,12 +78,23 @@ class Shortcuts:
         return False
 
     def gather_v_array(self, x: object, dst: object, out: object, counts: object) -> bool:
-        """Likewise; out, counts: on dst, which broadcasts the counts first, in a call of its own."""
+        """Likewise; out, counts: on dst alone."""
+        return False
+
+    def gather_blocks(self, part: int, bytes: int, dst: int, out: int, sizes: Sequence[int]) -> bool:
+        """The same for memory at addresses. sizes: on dst, the bytes of each rank's block."""
         return False
 
     def scatter_v_array(self, x: object, counts: object, src: object, out: object) -> bool:
         """x, counts: on src. out: may be longer than this rank's block."""
         return False
+
+    def scatter_blocks(self, blocks: int, sizes: Sequence[int], src: int, out: int, room: int) -> int | None:
+        """The same for memory at addresses. sizes: on src, the bytes of each block. room: the bytes at `out`.
+
+        Returns the bytes of this rank's block.
+        """
+        return None
 
     def all_to_all_v_array(self, x: object, send_counts: object, out: object, recv_counts: object) -> bool:
         return False

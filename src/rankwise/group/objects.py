@@ -119,6 +119,8 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj)
+            if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
+                return self._gather_rest(dst, codec, gather(mine, dst) or [], mine)
             return self._gather_rest(dst, codec, self._first_blocks.all_gather(mine), mine)
 
         if async_op:

@@ -5,7 +5,10 @@ import pickle
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from mpi4py import MPI
+
+from rankwise import MismatchError
 
 comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
@@ -87,7 +90,11 @@ def buffers() -> None:
 
 def vectors() -> None:
     """Vector collectives, whose buffers are specified in every form; another one on each rank."""
-    counts = [2 * i % 3 for i in range(size)]
+    for scale in (1, 100, 20_000):  # which travel in a header, in a slot, and as messages of their own
+        vectors_of([2 * i % 3 * scale for i in range(size)])
+
+
+def vectors_of(counts: list[int]) -> None:
     starts = [sum(counts[:i]) for i in range(size)]
     forms = (
         lambda x: [x, counts],
@@ -117,6 +124,11 @@ def vectors() -> None:
     equal(part[:size], np.full(size, -1))
 
 
+def gather_and_wait(own: MPI.Comm, mine: object, into: object) -> None:
+    own.Gatherv(mine, into)
+    own.Barrier()
+
+
 def buffers_that_do_not_fit() -> None:
     """Every rank refuses them before anything is sent."""
     large, little = np.zeros(300_000), np.zeros(size)
@@ -135,6 +147,10 @@ def buffers_that_do_not_fit() -> None:
         except MPI.Exception as error:
             equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
     comm.Barrier()
+    for more in (1, 5000) if size > 1 else ():  # only the root knows that rank 1 sends too much
+        own = comm.Dup()
+        with pytest.raises(MismatchError, match=f"rank 1 sends {8 + 8 * more} bytes to rank 0, which expects 8"):
+            gather_and_wait(own, np.zeros(1 + more * (rank == 1)), [little, [1] * size] if rank == 0 else None)
 
 
 def windows() -> None:

@@ -90,6 +90,8 @@ def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Par
 
 def _gather_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> None:
     """sizes: the bytes of each rank, which only the root knows; the others give zeros."""
+    if c.shortcuts.gather_blocks(address(data), data.nbytes, root, address(room), sizes):
+        return
     known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
     known[c.rank] = data.nbytes
     c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
@@ -121,6 +123,9 @@ def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Pa
 
 def _scatter_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> int:
     """sizes: as in _gather_blocks. Returns this rank's."""
+    mine = c.shortcuts.scatter_blocks(address(data), sizes, root, address(room), room.nbytes)
+    if mine is not None:
+        return mine
     known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
     if known[c.rank] > room.nbytes:  # no such scatter is possible, which the other ranks must learn
         known[c.rank] = room.nbytes

@@ -191,6 +191,8 @@ def divided_array(spec: Any) -> tuple[Any, Any] | None:
     """
     if type(spec) not in (list, tuple) or len(spec) < 2:
         return None
+    if len(spec) == 2 and type(spec[1]) is list and type(spec[0]) is ndarray and spec[0].ndim == 1:
+        return spec[0], spec[1]
     buf, counts, displs, datatype = _parts(spec)
     x = plain(buf if datatype is None else [buf, datatype])
     if x is None or type(counts) not in (list, tuple, ndarray):

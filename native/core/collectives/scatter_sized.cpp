@@ -1,0 +1,74 @@
+// Scatter of blocks whose sizes only root knows.
+//
+// Root's slot header carries the bytes of all blocks together. The sizes and the blocks follow it, in the header or in
+// root's slot. If there are too many bytes, only the sizes do.
+#include <numeric>
+
+#include "collectives/collectives.hpp"
+
+namespace rankwise::collectives {
+
+namespace {
+
+constexpr size_t kWord = sizeof(uint64_t);
+
+// What comes with the header, depending on the bytes of the blocks, so that all ranks agree.
+struct Sent {
+    Sent(const Transport& t, uint64_t total)
+        : table(size_t(t.n) * kWord),
+          blocks(t.conditions().forced[size_t(Op::Scatter)] == Algorithm::None &&
+                 total <= std::min(t.ring.slot_bytes() - table, t.conditions().thresholds.single_copy_scatter)),
+          bytes(table + (blocks ? total : 0)), in_header(kWord + bytes <= kInline) {}
+    const size_t table;  // bytes of the sizes
+    const bool blocks;
+    const size_t bytes;
+    const bool in_header;
+};
+
+void put(const Sent& sent, uint8_t* to, const std::vector<uint64_t>& sizes, const uint8_t* blocks) {
+    std::memcpy(to, sizes.data(), sent.table);
+    if (sent.bytes > sent.table) std::memcpy(to + sent.table, blocks, sent.bytes - sent.table);
+}
+
+void get(const Sent& sent, const uint8_t* from, std::vector<uint64_t>& sizes, const PartBuffer& part_buffer, int rank) {
+    std::memcpy(sizes.data(), from, sent.table);
+    if (!sent.blocks) return;
+    const uint64_t mine = sizes[size_t(rank)];
+    const uint64_t before = std::accumulate(sizes.begin(), sizes.begin() + rank, uint64_t(0));
+    uint8_t* const to = part_buffer(mine);
+    if (mine) std::memcpy(to, from + sent.table + before, mine);
+}
+
+}  // namespace
+
+bool scatter_sized(Transport& t, std::vector<uint64_t>& sizes, const uint8_t* blocks, const PartBuffer& part_buffer,
+                   int root) {
+    StepRing& s = t.ring;
+    const bool from_me = s.rank == root;
+    uint8_t header[kInline];
+    uint64_t total = std::accumulate(sizes.begin(), sizes.end(), uint64_t(0)), step = 0;
+    if (!from_me) {
+        sizes.resize(size_t(s.n));
+        step = s.post();
+        s.await_sender(root, step);
+        std::memcpy(&total, s.payload(root, step), kWord);
+    }
+    const Sent sent(t, total);
+    const uint64_t position = sent.in_header ? 0 : s.reserve(sent.bytes);
+    if (from_me) {
+        std::memcpy(header, &total, kWord);
+        if (!sent.in_header) s.await_free(position);
+        put(sent, sent.in_header ? header + kWord : s.slot(root, position), sizes, blocks);
+        s.post(header, kWord + (sent.in_header ? sent.bytes : 0));
+        if (sent.blocks) {
+            const uint64_t before = std::accumulate(sizes.begin(), sizes.begin() + root, uint64_t(0));
+            copy_own_block(s, part_buffer(sizes[size_t(root)]), blocks + before, sizes[size_t(root)], total);
+        }
+    } else {
+        get(sent, sent.in_header ? s.payload(root, step) + kWord : s.slot(root, position), sizes, part_buffer, s.rank);
+    }
+    if (!sent.in_header) s.release(position);
+    return sent.blocks;
+}
+
+}  // namespace rankwise::collectives
