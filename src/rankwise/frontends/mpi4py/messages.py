@@ -23,14 +23,12 @@ from rankwise.frontends.mpi4py.pending import (
     object_of,
 )
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
-from rankwise.frontends.mpi4py.requests import Prequest, Request
+from rankwise.frontends.mpi4py.requests import Prequest, Request, request_of
 from rankwise.frontends.mpi4py.specs import address, ndarray, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
 from rankwise.group.object_block import assemble
 from rankwise.group.work import ArrayWork
-
-_request = Request._of
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
@@ -56,33 +54,31 @@ class Messages(Handle[Context]):
                 self._begin_send(buf, dest, tag).wait()
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Started:
-        context = self._h or self._live()
-        group, start = context.group, context.shortcuts.isend_array
-        x = None if copy else buf if type(buf) is ndarray else plain(buf)
-        work: Any = start(x, dest, tag, group)
-        if work is None:  # an unusual buffer or rank, or a backend that has no shortcut
-            to = context.destination(dest, tag)
-            if to is None:
-                return Pending()
-            blocks = simple(buf, False)
-            data, dtype = blocks.packed(), blocks.dtype
-            if copy:
-                data = data.copy()
-            work = start(blocks.elements(data), to, int(tag), group)
-            if work is None:
-                inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
-                return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
-        if work is True:
-            return SENT
-        work.started = True  # it goes on even if the program drops the request
-        return work  # type: ignore[no-any-return]
+        """A send in general: of any buffer, to any rank, on any backend."""
+        context = self._live()
+        to = context.destination(dest, tag)
+        if to is None:
+            return Pending()
+        blocks, group = simple(buf, False), context.group
+        data, dtype = blocks.packed(), blocks.dtype
+        if copy:
+            data = data.copy()
+        work = context.shortcuts.isend_array(blocks.elements(data), to, int(tag), group)
+        if work is None:
+            inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
+            return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
+        return SENT if work is True else _going_on(work)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return _request(self._begin_send(buf, dest, tag))
+        context, x = self._h or self._live(), buf if type(buf) is ndarray else plain(buf)
+        work = context.shortcuts.isend_array(x, dest, tag, context.group)
+        if work is True:
+            return request_of(SENT)
+        return request_of(self._begin_send(buf, dest, tag) if work is None else _going_on(work))
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
-        return Prequest._of(Persistent(partial(self._begin_send, buf, dest, tag)))
+        return Prequest._of(Persistent(lambda: self.Isend(buf, dest, tag)._live()))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request._of(self._begin_send(buf, dest, tag, copy=True))
@@ -115,17 +111,13 @@ class Messages(Handle[Context]):
         except MismatchError:  # the message is too long, or an object, and is still there
             message = None
         if message is None:
-            _finish(self._begin_receive(buf, source, tag), status)
+            _finish(self.Irecv(buf, source, tag)._live(), status)
         elif status is not None:
             status._set(message)
 
     def _begin_receive(self, buf: Any, source: int, tag: int) -> Started:
-        x, context = buf if type(buf) is ndarray else plain(buf), self._h or self._live()
-        work: Started | None = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
-        return self._begin_unusual_receive(context, buf, source, tag) if work is None else work
-
-    def _begin_unusual_receive(self, context: Context, buf: Any, source: int, tag: int) -> Started:
-        """Of an unusual buffer, from an unusual rank, or on a backend that has no shortcut."""
+        """A receive in general: into any buffer, from any rank, on any backend."""
+        context = self._live()
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
@@ -137,11 +129,13 @@ class Messages(Handle[Context]):
         return Receiving(work, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        return _request(self._begin_receive(buf, source, tag))
+        context, x = self._h or self._live(), buf if type(buf) is ndarray else plain(buf)
+        work = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
+        return request_of(self._begin_receive(buf, source, tag) if work is None else work)
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         self._live().source(source, tag)
-        return Prequest._of(Persistent(partial(self._begin_receive, buf, source, tag)))
+        return Prequest._of(Persistent(lambda: self.Irecv(buf, source, tag)._live()))
 
     def Isendrecv(
         self,
@@ -152,8 +146,8 @@ class Messages(Handle[Context]):
         source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
     ) -> Request:
-        receiving = self._begin_receive(recvbuf, source, recvtag)
-        return Request._of(Together(self._begin_send(sendbuf, dest, sendtag), receiving))
+        receiving = self.Irecv(recvbuf, source, recvtag)._live()
+        return Request._of(Together(self.Isend(sendbuf, dest, sendtag)._live(), receiving))
 
     def Sendrecv(
         self,
@@ -169,15 +163,15 @@ class Messages(Handle[Context]):
         try:
             message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag)
         except MismatchError:  # it is sent; what comes is too long, or an object
-            _finish(self._begin_receive(recvbuf, source, recvtag), status)
+            _finish(self.Irecv(recvbuf, source, recvtag)._live(), status)
             return
         if message is not None:
             if status is not None:
                 status._set(message)
             return
-        receiving = self._begin_receive(recvbuf, source, recvtag)
+        receiving = self.Irecv(recvbuf, source, recvtag)._live()
         try:
-            finished(self._begin_send(sendbuf, dest, sendtag))
+            self.Isend(sendbuf, dest, sendtag).wait()
         except BaseException:
             receiving.cancel()
             raise
@@ -187,7 +181,7 @@ class Messages(Handle[Context]):
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         sending = self._begin_send(buf, dest, sendtag, copy=True)
-        return Request._of(Together(sending, self._begin_receive(buf, source, recvtag)))
+        return Request._of(Together(sending, self.Irecv(buf, source, recvtag)._live()))
 
     def Sendrecv_replace(
         self,
@@ -372,6 +366,12 @@ class Message(Handle[Started], root=True):
         return None if found is None else cls(found)
 
     probe, iprobe = Probe, Iprobe
+
+
+def _going_on(work: Any) -> Started:
+    """The engine's send, which goes on even if the program drops the request."""
+    work.started = True
+    return work  # type: ignore[no-any-return]
 
 
 def _finish(receiving: Started, status: Status | None) -> Any:
