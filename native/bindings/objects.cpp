@@ -294,7 +294,8 @@ nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle rest
 
 // The blocks of all ranks on dst, and None elsewhere. parts: this rank's encoded object.
 nb::object gather_encoded(Comm& c, const nb::list& parts, int dst) {
-    GatheredObjects gathered(c, Encoded(parts), dst, ArrayCall<Comm>());
+    const Encoded mine(parts);
+    GatheredObjects gathered(c, mine, dst, ArrayCall<Comm>());
     if (dst != c.rank()) return nb::none();
     nb::list found;
     for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered.take(size_t(rank)));

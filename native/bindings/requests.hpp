@@ -27,8 +27,11 @@ public:
     bool done();
     bool cancel();
     std::string repr() const;
-    // Of a receive whose message does not fit: its group, array, source and tag.
-    nb::tuple given() const { return nb::make_tuple(group_, memory_, request_->source(), request_->tag()); }
+    // Of a receive whose message does not fit: its group, array, source and tag; None for any other request.
+    nb::object given() const {
+        if (!request_->failed()) return nb::none();
+        return nb::make_tuple(group_, memory_, request_->source(), request_->tag());
+    }
 
 private:
     // The engine has released the memory.

@@ -1,6 +1,6 @@
-// Vector collectives as in MPI, in one call from Python: the ranks know the counts, but of gather and scatter root
-// alone. The arrays are plain, and may be longer than their blocks. As in shortcuts.cpp, each function returns whether
-// it did the operation.
+// Vector collectives as in MPI, in one call from Python. All ranks know the counts; in gather and scatter only root
+// does, and what is compared is the size in bytes. The arrays are plain, and may be longer than their blocks. As in
+// shortcuts.cpp, each function on arrays returns whether it did the operation.
 #include <algorithm>
 #include <optional>
 
@@ -59,7 +59,7 @@ Counts in_bytes(const Divided& divided) {
     return sizes;
 }
 
-// Gathers blocks, of which each rank knows its own size, and root all of them: the bytes of each.
+// Gathers blocks. Each rank knows the size of its own, root those of all (`sizes`, in bytes).
 void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t* out, const Counts& sizes,
                       const CallOptions& options) {
     const auto block_of = [&, at = out](int from, size_t sent) mutable {

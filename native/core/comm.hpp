@@ -71,8 +71,8 @@ public:
     // header, it returns a lock, for the call that sends them.
     Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
                            const collectives::PartBuffer& part_buffer, int root, const CallOptions& options = {});
-    // Scatter of blocks whose sizes, in bytes, only root knows; see collectives.hpp. Returns a lock if they have not
-    // been sent with the sizes. If part_buffer throws, the group fails.
+    // Scatter of blocks whose sizes, in bytes, only root knows; see collectives.hpp. Returns a lock if the
+    // blocks have not been sent with the sizes. If part_buffer throws, or a wait fails, the group fails.
     Lock scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
                        const CallOptions& options = {});
     // Gather of parts whose sizes only the ranks themselves know. If part_of throws, or a wait fails, the group fails.

@@ -29,8 +29,8 @@ class Request(Arrival):
 
     dtype: int
     cancelled: bool
-    given: tuple[object, object, int, int]
-    """Of a receive whose message does not fit: group, array, source and tag."""
+    given: tuple[object, object, int, int] | None
+    """Of a receive whose message does not fit: its group, array, source and tag."""
 
     def memory(self) -> ReceivedBytes: ...
     def wait(self, timeout: float | None = None) -> None: ...

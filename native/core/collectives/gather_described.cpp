@@ -1,7 +1,7 @@
 // Gather of parts whose sizes only the ranks themselves know.
 //
-// The slot header carries the size, and with it a short part, or the slot does; a longer part follows as a message. So
-// a rank with a short part waits for no other.
+// The slot header carries the size. A very short part travels in the header too, a short one in the slot, a long one as
+// a message. So a rank with a short part waits only when it is several steps ahead.
 #include "collectives/collectives.hpp"
 #include "p2p/messages.hpp"
 
@@ -33,25 +33,28 @@ void send_part(StepRing& s, Messages& messages, const uint8_t* part, size_t byte
     if (bytes > tuning::kShortPart) messages.send_now(part, bytes, DType::U8, root, kPartTag, options);
 }
 
-// Receives of long parts, which end with this.
-class LongParts {
-public:
-    LongParts(Messages& messages, const CallOptions& options) : messages_(messages), options_(options) {}
-    ~LongParts() {
-        for (const auto& each : coming_) messages_.cancel(each);  // does nothing to a complete one
-    }
-    void receive(uint8_t* to, uint64_t bytes, int from) {
-        coming_.push_back(messages_.recv(to, bytes, DType::U8, from, kPartTag, options_));
-    }
-    void wait() {
-        for (const auto& each : coming_) each->wait({}, options_);
-    }
-
-private:
-    Messages& messages_;
-    const CallOptions& options_;
-    std::vector<std::shared_ptr<Request>> coming_;
+// The long parts that are still to come: from whom, and the memory for each.
+struct LongPart {
+    int from;
+    uint8_t* to;
+    uint64_t bytes;
 };
+
+// All are received at a time, while root copies its own part.
+template <class Own>
+void receive_long_parts(Messages& messages, const std::vector<LongPart>& parts, const CallOptions& options,
+                        const Own& copy_own) {
+    std::vector<std::shared_ptr<Request>> coming;
+    try {
+        for (const LongPart& each : parts)
+            coming.push_back(messages.recv(each.to, each.bytes, DType::U8, each.from, kPartTag, options));
+        copy_own();
+        for (const auto& each : coming) each->wait({}, options);
+    } catch (...) {
+        for (const auto& each : coming) messages.cancel(each);  // does nothing to a complete one
+        throw;
+    }
+}
 
 }  // namespace
 
@@ -61,21 +64,23 @@ void gather_described(Transport& t, Messages& messages, const uint8_t* part, siz
     if (s.rank != root) return send_part(s, messages, part, bytes, root, options);
     const uint64_t position = s.reserve(tuning::kShortPart), step = s.post();
     s.await_senders(step);
-    LongParts longer(messages, options);
+    std::vector<LongPart> longer;
+    uint8_t* own = nullptr;
     for (int from = 0; from < s.n; ++from) {
         if (from == root) {
-            uint8_t* const to = part_of(from, bytes);
-            if (bytes && to != part) std::memmove(to, part, bytes);
+            own = part_of(from, bytes);
             continue;
         }
         PartHeader header;
         std::memcpy(&header, s.payload(from, step), sizeof header);
         uint8_t* const to = part_of(from, header.bytes);
-        if (header.bytes > tuning::kShortPart) longer.receive(to, header.bytes, from);
+        if (header.bytes > tuning::kShortPart) longer.push_back({from, to, header.bytes});
         else if (header.bytes) std::memcpy(to, header.has_part() ? header.data : s.slot(from, position), header.bytes);
     }
     s.release(position);
-    longer.wait();
+    receive_long_parts(messages, longer, options, [&] {
+        if (bytes && own != part) std::memmove(own, part, bytes);
+    });
 }
 
 }  // namespace rankwise::collectives

@@ -1,7 +1,7 @@
 // Scatter of blocks whose sizes only root knows.
 //
-// Root's slot header carries the bytes of all blocks together. The sizes and the blocks follow it, in the header or in
-// root's slot. If there are too many bytes, only the sizes do.
+// Root's slot header carries the total size of the blocks. The sizes and the blocks follow, in the header or in root's
+// slot; if the blocks are too long, or an algorithm is forced, only the sizes.
 #include <numeric>
 
 #include "collectives/collectives.hpp"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kWord = sizeof(uint64_t);
 
-// What comes with the header, depending on the bytes of the blocks, so that all ranks agree.
+// What accompanies the header. It depends only on the total size, so all ranks agree.
 struct Sent {
     Sent(const Transport& t, uint64_t total)
         : table(size_t(t.n) * kWord),
@@ -30,13 +30,16 @@ void put(const Sent& sent, uint8_t* to, const std::vector<uint64_t>& sizes, cons
     if (sent.bytes > sent.table) std::memcpy(to + sent.table, blocks, sent.bytes - sent.table);
 }
 
+uint64_t offset_of(const std::vector<uint64_t>& sizes, int rank) {
+    return std::accumulate(sizes.begin(), sizes.begin() + rank, uint64_t(0));
+}
+
 void get(const Sent& sent, const uint8_t* from, std::vector<uint64_t>& sizes, const PartBuffer& part_buffer, int rank) {
     std::memcpy(sizes.data(), from, sent.table);
     if (!sent.blocks) return;
     const uint64_t mine = sizes[size_t(rank)];
-    const uint64_t before = std::accumulate(sizes.begin(), sizes.begin() + rank, uint64_t(0));
     uint8_t* const to = part_buffer(mine);
-    if (mine) std::memcpy(to, from + sent.table + before, mine);
+    if (mine) std::memcpy(to, from + sent.table + offset_of(sizes, rank), mine);
 }
 
 }  // namespace
@@ -54,20 +57,24 @@ bool scatter_sized(Transport& t, std::vector<uint64_t>& sizes, const uint8_t* bl
         std::memcpy(&total, s.payload(root, step), kWord);
     }
     const Sent sent(t, total);
-    const uint64_t position = sent.in_header ? 0 : s.reserve(sent.bytes);
-    if (from_me) {
-        std::memcpy(header, &total, kWord);
-        if (!sent.in_header) s.await_free(position);
-        put(sent, sent.in_header ? header + kWord : s.slot(root, position), sizes, blocks);
-        s.post(header, kWord + (sent.in_header ? sent.bytes : 0));
-        if (sent.blocks) {
-            const uint64_t before = std::accumulate(sizes.begin(), sizes.begin() + root, uint64_t(0));
-            copy_own_block(s, part_buffer(sizes[size_t(root)]), blocks + before, sizes[size_t(root)], total);
+    if (s.n > 1) {  // a group of one has no slots
+        const uint64_t position = sent.in_header ? 0 : s.reserve(sent.bytes);
+        if (from_me) {
+            std::memcpy(header, &total, kWord);
+            if (!sent.in_header) s.await_free(position);
+            put(sent, sent.in_header ? header + kWord : s.slot(root, position), sizes, blocks);
+            s.post(header, kWord + (sent.in_header ? sent.bytes : 0));
+        } else {
+            get(sent, sent.in_header ? s.payload(root, step) + kWord : s.slot(root, position), sizes, part_buffer,
+                s.rank);
         }
-    } else {
-        get(sent, sent.in_header ? s.payload(root, step) + kWord : s.slot(root, position), sizes, part_buffer, s.rank);
+        if (!sent.in_header) s.release(position);
     }
-    if (!sent.in_header) s.release(position);
+    if (from_me && sent.blocks) {
+        const uint64_t mine = sizes[size_t(root)];
+        uint8_t* const to = part_buffer(mine);
+        if (mine) copy_own_block(s, to, blocks + offset_of(sizes, root), mine, total);
+    }
     return sent.blocks;
 }
 

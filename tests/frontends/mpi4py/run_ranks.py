@@ -119,6 +119,14 @@ def vectors_of(counts: list[int]) -> None:
         sent, got = np.full(size * counts[rank], rank + 0.5), np.zeros(sum(counts))
         comm.Alltoallv([sent, [counts[rank]] * size], form(got))
         equal(got, expected)
+    for alone in (MPI.COMM_SELF, MPI.COMM_SELF.Dup()):  # a group of one has no slots
+        for length in (1, 100, 3000, 100_000):
+            mine, into = np.full(length, rank + 0.5), np.zeros(length)
+            alone.Scatterv([mine, [length]], into)
+            equal(into, mine)
+            alone.Gatherv(into, [into, [length]])
+            equal(into, mine)
+            assert alone.gather(mine.tolist()) == [mine.tolist()]
     part = np.full(2 * size, -1.0)
     comm.Allgatherv(part[:1], [part, [1] * size])  # from memory that it receives in
     equal(part[:size], np.full(size, -1))
@@ -278,6 +286,10 @@ def messages() -> None:
         comm.Sendrecv(large, right, 9, into, left, 9, status)
         equal((into[-1 - bigger], status.Get_count(MPI.LONG)), (large[-1], large.size))
     rows = np.zeros((4, 4))
+    request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
+    comm.send(None, right, 10)  # which mpi4py sends as nothing
+    request.Wait(status)
+    equal((rows.any(), status.Get_count()), (False, 0))
     request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
     comm.Send(np.arange(4.0), right, 10)
     request.Wait()

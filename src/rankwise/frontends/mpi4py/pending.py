@@ -19,7 +19,8 @@ from rankwise.frontends.mpi4py.status import EMPTY
 class Started(Protocol):
     """An operation in progress: a Pending, or the engine's send or receive of a plain array.
 
-    message: once it is complete, the source, tag and bytes of its message. cancelled: whether it was cancelled.
+    message: of a complete receive, the source, tag and bytes of its message; else EMPTY. cancelled: whether it was
+    cancelled.
     """
 
     @property
@@ -70,8 +71,10 @@ def finished(operation: Started) -> Started:
             raise
         if operation.cancelled:
             return operation
-        engine: Any = operation  # its message is too long, or an object, and is still there
-        group, x, source, tag = engine.given
+        engine: Any = operation
+        if engine.given is None:  # it has failed for another reason
+            raise
+        group, x, source, tag = engine.given  # the message is too long, or an object, and is still there
         operation = Arriving(group, source, tag, simple(x, True))
         operation.wait()
     return operation
@@ -140,7 +143,7 @@ class Arriving(Pending):
             return
         data = np.frombuffer(memory, np.uint8) if len(memory) else _NO_BYTES
         if self.takes_object and data.tobytes() == _NONE:
-            data = _NO_BYTES  # mpi4py sends None as nothing
+            data, self.message = _NO_BYTES, (*self.message[:2], 0)  # mpi4py sends None as nothing
         if data.size > self.blocks.nbytes:
             raise truncated(self.message, self.blocks.nbytes)
         self.blocks.unpack(data)
