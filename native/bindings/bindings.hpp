@@ -49,8 +49,8 @@ inline rankwise::ReduceOp checked_op(int op) {
 inline constexpr long kTags = 1l << 31;
 inline constexpr int kNotANumber = -2;
 
-// A rank or a tag from Python: an int from `first` to end - 1, or kAny for ANY, which is an int's subclass; kNotANumber
-// for anything else. first: 0, or kAny where MPI's ANY_SOURCE and ANY_TAG are accepted too.
+// A rank or a tag from Python: an int from `first` to end - 1, or kAny for ANY, whose type is a subclass of int;
+// kNotANumber for anything else. first: 0, or kAny where MPI's ANY_SOURCE and ANY_TAG are accepted too.
 inline int rank_or_tag(nb::handle value, long end, int first = 0) {
     if (!PyLong_Check(value.ptr())) return kNotANumber;
     int overflow = 0;

@@ -39,31 +39,29 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
+// start: Messages::recv or Messages::recv_up_to. first: as of rank_or_tag.
+template <auto start>
+std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first) {
+    const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
+    const PlainArray x(array, true);
+    if (!x || src < kAny || tag < kAny) return nullptr;
+    ReleaseGilToWait released(x.bytes());
+    return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
+}
+
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                          nb::object group) {
-    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, true);
-    if (!x || src < kAny || tag < kAny) return std::nullopt;
-    std::shared_ptr<Request> request;
-    {
-        ReleaseGilToWait released(x.bytes());
-        request = c.messages().recv(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
-    }
+    auto request = start_receive<&Messages::recv>(c, array, from, label, 0);
+    if (!request) return std::nullopt;
     return RequestHandle(std::move(request), array, array, std::move(group));
 }
 
-// ---- the receives of MPI: of a message that may be shorter, and whose source and tag may be MPI's ANY ----
+// ---- receives as in MPI: the message may be shorter than the array, and -1 means any source or any tag ----
 
 std::optional<RequestHandle> irecv_array_up_to(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                                nb::object group) {
-    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
-    const PlainArray x(array, true);
-    if (!x || src < kAny || tag < kAny) return std::nullopt;
-    std::shared_ptr<Request> request;
-    {
-        ReleaseGilToWait released(x.bytes());
-        request = c.messages().recv_up_to(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
-    }
+    auto request = start_receive<&Messages::recv_up_to>(c, array, from, label, kAny);
+    if (!request) return std::nullopt;
     RequestHandle handle(std::move(request), std::move(array), nb::none(), std::move(group));
     handle.started = true;  // it goes on even if the program drops it
     return handle;

@@ -125,9 +125,9 @@ struct Encoded {
     Encoded(nb::handle object, nb::handle encode) {
         if (is_basic(object)) list.append(dump(object));
         else list = nb::cast<nb::list>(encode(object));
-        look();
+        measure();
     }
-    explicit Encoded(nb::list encoded) : list(std::move(encoded)) { look(); }
+    explicit Encoded(nb::list encoded) : list(std::move(encoded)) { measure(); }
     void copy_to(uint8_t* to) const {
         for (const Part& part : parts) std::memcpy(std::exchange(to, to + part.bytes), part.data, part.bytes);
     }
@@ -136,7 +136,7 @@ struct Encoded {
     uint64_t bytes = 0;
 
 private:
-    void look() {
+    void measure() {
         parts = parts_of(list);
         for (const Part& part : parts) bytes += part.bytes;
     }
@@ -262,7 +262,7 @@ struct GatheredObjects {
             blocks[size_t(from)] = Memory(bytes);
             return blocks[size_t(from)].data();
         };
-        c.gather_described(data, mine.bytes, block_of, dst, options);
+        c.gather_sized(data, mine.bytes, block_of, dst, options);
     }
     // Takes a block: bytes, if it is short.
     nb::object take(size_t rank) {

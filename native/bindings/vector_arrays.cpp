@@ -59,18 +59,21 @@ Counts in_bytes(const Divided& divided) {
     return sizes;
 }
 
-// Gathers blocks. Each rank knows the size of its own, root those of all (`sizes`, in bytes).
+[[noreturn]] void refuse(int from, uint64_t bytes, int to, const char* why, uint64_t expected) {
+    throw Mismatch("rank " + std::to_string(from) + " sends " + std::to_string(bytes) + " bytes to rank " +
+                       std::to_string(to) + why + std::to_string(expected),
+                   {}, {}, {}, -1);
+}
+
+// Gathers blocks. Each rank knows the size of its own block, and root all sizes, which are in bytes.
 void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t* out, const Counts& sizes,
                       const CallOptions& options) {
     const auto block_of = [&, at = out](int from, size_t sent) mutable {
         const uint64_t expected = sizes[size_t(from)];
-        if (sent != expected)
-            throw Mismatch("rank " + std::to_string(from) + " sends " + std::to_string(sent) + " bytes to rank " +
-                               std::to_string(root) + ", which expects " + std::to_string(expected),
-                           {}, {}, {}, -1);
+        if (sent != expected) refuse(from, sent, root, ", which expects ", expected);
         return std::exchange(at, at + expected);
     };
-    c.gather_described(mine, bytes, block_of, root, options);
+    c.gather_sized(mine, bytes, block_of, root, options);
 }
 
 // out, counts: of the root.
@@ -89,7 +92,7 @@ bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::hand
     return true;
 }
 
-// The same for memory. sizes: of root, the bytes of each rank.
+// The same for memory at addresses. sizes: used on root alone.
 bool gather_blocks(Comm& c, Address mine, size_t bytes, int root, Address out, const Counts& sizes) {
     gather_blocks_to(c, pointer(mine), bytes, root, static_cast<uint8_t*>(pointer(out)), sizes, ArrayCall<Comm>(bytes));
     return true;
@@ -100,10 +103,7 @@ bool gather_blocks(Comm& c, Address mine, size_t bytes, int root, Address out, c
 uint64_t scatter_blocks_from(Comm& c, const void* blocks, Counts& sizes, int root, void* out, size_t room,
                              const CallOptions& options) {
     const auto into_out = [&](size_t bytes) {
-        if (bytes > room)
-            throw Mismatch("rank " + std::to_string(root) + " sends " + std::to_string(bytes) + " bytes to rank " +
-                               std::to_string(c.rank()) + ", which has room for " + std::to_string(room),
-                           {}, {}, {}, -1);
+        if (bytes > room) refuse(root, bytes, c.rank(), ", which has room for ", room);
         return static_cast<uint8_t*>(out);
     };
     if (const Comm::Lock blocks_follow = c.scatter_sized(sizes, blocks, into_out, root, options)) {
@@ -157,7 +157,7 @@ void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
     comm.def("all_gather_v_array", &all_gather_v, x, out, counts)
         .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts)
-        .def("gather_blocks", &gather_blocks, nb::arg("part"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
+        .def("gather_blocks", &gather_blocks, nb::arg("block"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
              nb::arg("sizes"))
         .def("scatter_blocks", &scatter_blocks, nb::arg("blocks"), nb::arg("sizes"), nb::arg("src"), nb::arg("out"),
              nb::arg("room"))

@@ -376,16 +376,16 @@ Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void*
     return {};
 }
 
-// Runs `work` of a collective; what it throws fails the group, since the other ranks may have finished.
-template <class Work> auto Comm::or_fail(Op op, const Work& work) {
+// Runs `work`, a part of the current collective. If it throws, the group fails, since other ranks may have finished.
+template <class Work> auto Comm::or_fail(const Work& work) {
+    const std::string operation = name(transport_.log.op());
     try {
         return work();
     } catch (const Mismatch& e) {
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), std::string(name(op)) + ": " + e.what());
-        failures_.throw_failure(name(op));
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), operation + ": " + e.what());
+        failures_.throw_failure(operation);
     } catch (const std::exception& e) {
-        fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
-                   std::string("gave up ") + name(op) + ": " + e.what());
+        fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(), "gave up " + operation + ": " + e.what());
         throw;
     }
 }
@@ -395,21 +395,19 @@ Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collecti
     check_root(root);
     if (rank() == root) check_counts(sizes, "sizes");
     CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
-    const bool done = or_fail(Op::ScatterSized, [&] {
-        return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root);
-    });
+    const bool done =
+        or_fail([&] { return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root); });
     if (!done) return call.keep_lock();
     transport_.log.set_bytes(rank() == root ? std::accumulate(sizes.begin(), sizes.end(), uint64_t(0))
                                             : sizes[size_t(rank())]);
     return {};
 }
 
-void Comm::gather_described(const void* part, size_t size, const collectives::PartOf& part_of, int root,
-                            const CallOptions& options) {
+void Comm::gather_sized(const void* block, size_t size, const collectives::BlockOf& block_of, int root,
+                        const CallOptions& options) {
     check_root(root);
-    const CallGuard call(*this, make_call(Op::GatherDescribed, {}, {}, root), size, options);
-    or_fail(Op::GatherDescribed,
-            [&] { collectives::gather_described(transport_, *messages_, bytes(part), size, part_of, root, options); });
+    const CallGuard call(*this, make_call(Op::GatherSized, {}, {}, root), size, options);
+    or_fail([&] { collectives::gather_sized(transport_, *messages_, bytes(block), size, block_of, root, options); });
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {

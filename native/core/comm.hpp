@@ -75,9 +75,10 @@ public:
     // blocks have not been sent with the sizes. If part_buffer throws, or a wait fails, the group fails.
     Lock scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
                        const CallOptions& options = {});
-    // Gather of parts whose sizes only the ranks themselves know. If part_of throws, or a wait fails, the group fails.
-    void gather_described(const void* part, size_t bytes, const collectives::PartOf& part_of, int root,
-                          const CallOptions& options = {});
+    // Gather of blocks whose sizes only the ranks themselves know. If block_of throws, or a wait fails, the group
+    // fails.
+    void gather_sized(const void* block, size_t bytes, const collectives::BlockOf& block_of, int root,
+                      const CallOptions& options = {});
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options = {});
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
                   const CallOptions& options = {});
@@ -152,7 +153,7 @@ public:
 private:
     class CallGuard;
     template <Op operation> struct Collective;
-    template <class Work> auto or_fail(Op op, const Work& work);
+    template <class Work> auto or_fail(const Work& work);
     GroupMemory::Use begin_call(const CallOptions& options = {});
     void wait_for_calls();
     // What is no call, but uses the group's memory.

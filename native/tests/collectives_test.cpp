@@ -96,7 +96,7 @@ void unknown_sizes(Comm& c) {
                 parts[rank].resize(bytes);
                 return parts[rank].data();
             };
-            c.gather_described(mine.data(), mine.size(), part_of, root);
+            c.gather_sized(mine.data(), mine.size(), part_of, root);
             for (int r = 0; r < n; ++r)
                 CHECK(parts[r] == (me == root ? block(r) : std::vector<uint8_t>()),
                       "gather of blocks of " << most << " bytes to " << root);

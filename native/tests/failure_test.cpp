@@ -64,7 +64,7 @@ void different_calls(Comm& c) {
         const std::vector<uint8_t> part(bytes);
         const auto refuse = [&](int, size_t) -> uint8_t* { throw Mismatch("refused", {}, {}, {}, -1); };
         CHECK_EQ(thrown([&] {
-                     g->gather_described(part.data(), bytes, refuse, 0);
+                     g->gather_sized(part.data(), bytes, refuse, 0);
                      g->barrier();
                  }),
                  "Mismatch");

@@ -33,7 +33,7 @@ enum class Op : uint8_t {
     Join,
     ScatterDescribed,
     ScatterSized,
-    GatherDescribed,
+    GatherSized,
     Scan,
     Exscan,  // composed of other operations; only a Description names them
     Shrink,
@@ -80,7 +80,7 @@ inline constexpr OperationRow kOperations[] = {
     {Op::Join, "init"},
     {Op::ScatterDescribed, "scatter", kRoot},
     {Op::ScatterSized, "scatter_v", kRoot},
-    {Op::GatherDescribed, "gather", kRoot},
+    {Op::GatherSized, "gather", kRoot},
     {Op::Scan, "scan"},
     {Op::Exscan, "exscan"},
     {Op::Shrink, "shrink"},

@@ -112,14 +112,14 @@ using PartBuffer = std::function<uint8_t*(size_t)>;
 bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
                        const PartBuffer& part_buffer, int root);
 
-// Scatter of blocks whose sizes only root knows. sizes: the bytes of each, which the other ranks receive. Returns
-// whether the blocks came with them. Then each rank's is in the memory from part_buffer.
+// Scatter of blocks whose sizes only root knows. sizes: the bytes of each block; the other ranks receive them. Returns
+// whether the blocks were sent too. If so, each rank's own is in the memory that part_buffer returned.
 bool scatter_sized(Transport& t, std::vector<uint64_t>& sizes, const uint8_t* blocks, const PartBuffer& part_buffer,
                    int root);
-// Returns the memory for a rank's part of so many bytes; it throws if there is none.
-using PartOf = std::function<uint8_t*(int rank, size_t bytes)>;
-// Gather of parts whose sizes only the ranks themselves know. part_of: called on root, once for each rank.
-void gather_described(Transport& t, Messages& messages, const uint8_t* part, size_t bytes, const PartOf& part_of,
-                      int root, const CallOptions& options);
+// Returns memory for the block of `rank`, which has so many bytes, or throws.
+using BlockOf = std::function<uint8_t*(int rank, size_t bytes)>;
+// Gather of blocks whose sizes only the ranks themselves know. block_of: called on root, once for each rank in order.
+void gather_sized(Transport& t, Messages& messages, const uint8_t* block, size_t bytes, const BlockOf& block_of,
+                  int root, const CallOptions& options);
 
 }  // namespace rankwise::collectives

@@ -138,8 +138,8 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
 }
 
-// A part of a gather_described that needs no message of its own.
-inline constexpr size_t kShortPart = 1024;
+// The longest block, in bytes, that gather_sized sends without a message of its own.
+inline constexpr size_t kShortBlock = 1024;
 
 // In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its
 // own from or to root's memory. Where results do not stay in the cache (non_temporal), root uses non-temporal stores,

@@ -74,8 +74,9 @@ public:
     Request* first_for(int from, int tag) const {
         Request* first = nullptr;
         if (!size_) return first;
+        const int any_tags = tag_matches(kAny, tag);
         for (int any_source : {0, 1})
-            for (int any_tag = 0; any_tag <= (tag >= 0); ++any_tag) {
+            for (int any_tag = 0; any_tag <= any_tags; ++any_tag) {
                 const int peer = any_source ? kAny : from, label = any_tag ? kAny : tag;
                 Request* const r = kinds_[kind(peer, label)] ? queues_.first(matching_key(peer, label)) : nullptr;
                 if (r && (!first || r->number_ < first->number_)) first = r;
@@ -158,6 +159,7 @@ public:
     }
 
 private:
+    // The first one that a receive with any tag matches.
     template <class List> static Message* first_of(const List& list) {
         Message* m = list.first();
         while (m && !tag_matches(kAny, m->header.tag)) m = list.after(*m);

@@ -16,7 +16,7 @@ std::string text_of(const Header& h) {
 }  // namespace
 
 std::string message_text(uint64_t count, DType dtype, int tag) {
-    return array_text(count, dtype) + (tag == kPartTag ? " of a gather" : " with tag " + std::to_string(tag));
+    return array_text(count, dtype) + (tag == kBlockTag ? " of a gather" : " with tag " + std::to_string(tag));
 }
 
 Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DType(h.dtype), bool(h.object)}; }

@@ -18,8 +18,8 @@ namespace rankwise {
 class Messages;
 struct Message;
 
-inline constexpr int kAny = -1;      // any source or any tag
-inline constexpr int kPartTag = -2;  // of messages within a collective; a receive with any tag does not match it
+inline constexpr int kAny = -1;       // any source or any tag
+inline constexpr int kBlockTag = -2;  // of messages within a collective; a receive with any tag does not match it
 
 inline bool tag_matches(int wanted, int tag) { return wanted == tag || (wanted == kAny && tag >= 0); }
 

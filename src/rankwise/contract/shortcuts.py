@@ -32,9 +32,10 @@ class Shortcuts:
     """The communicator's method of this name, with less overhead; None if there is no faster way."""
 
     gather_encoded: Callable[[list[Any], int], list[Any] | None] | None = None
-    """A gather of encoded objects, if there is one in which short ones wait for nobody: gather_encoded(parts, dst).
+    """gather_encoded(parts, dst): a gather of encoded objects in which a rank with a short one waits for no other.
 
-    parts: this rank's object. Returns the blocks of all ranks on dst, and None elsewhere.
+    None if there is no such gather. parts: this rank's object, encoded. It returns the blocks of all ranks on dst, and
+    None elsewhere.
     """
 
     announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
@@ -81,7 +82,7 @@ class Shortcuts:
         """Likewise; out, counts: on dst alone."""
         return False
 
-    def gather_blocks(self, part: int, bytes: int, dst: int, out: int, sizes: Sequence[int]) -> bool:
+    def gather_blocks(self, block: int, bytes: int, dst: int, out: int, sizes: Sequence[int]) -> bool:
         """The same for memory at addresses. sizes: on dst, the bytes of each rank's block."""
         return False
 
@@ -141,8 +142,8 @@ class Shortcuts:
     def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
         """Likewise without waiting: a Work that is `started`, whose result is None.
 
-        Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it is left to another
-        receive, for which `given` has the group, x, src and tag.
+        Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it stays for another
+        receive, and `given` has this one's arguments: group, x, src and tag.
         """
         return None
 

@@ -128,7 +128,7 @@ class ObjectCollectives(GroupBase):
         return self._run(body, None, async_op)
 
     def _gather_rest(self, dst: int | None, codec: Codec, found: list[Any], mine: Parts) -> list[Any] | None:
-        """The second step, in which the objects travel that are longer than a block."""
+        """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
         here = dst is None or dst == self.rank
         if int in map(type, found):
             lengths = [each if isinstance(each, int) else 0 for each in found]

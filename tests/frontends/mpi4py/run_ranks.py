@@ -90,7 +90,7 @@ def buffers() -> None:
 
 def vectors() -> None:
     """Vector collectives, whose buffers are specified in every form; another one on each rank."""
-    for scale in (1, 100, 20_000):  # which travel in a header, in a slot, and as messages of their own
+    for scale in (1, 100, 20_000):  # so that the blocks travel in a header, in a slot, or separately
         vectors_of([2 * i % 3 * scale for i in range(size)])
 
 

@@ -19,7 +19,7 @@ from rankwise.frontends.mpi4py.pending import (
     Started,
     Together,
     ToItself,
-    finished,
+    completed,
     object_of,
 )
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
@@ -377,7 +377,7 @@ def _going_on(work: Any) -> Started:
 def _finish(receiving: Started, status: Status | None) -> Any:
     """Wait for a receive, and fill the status; returns its object. An interrupted one is cancelled."""
     try:
-        receiving = finished(receiving)
+        receiving = completed(receiving)
     except BaseException:
         receiving.cancel()
         raise

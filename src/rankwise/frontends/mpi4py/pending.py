@@ -33,7 +33,7 @@ class Started(Protocol):
 
 
 class Pending:
-    """A Started in Python. work: rankwise's, or None if it is complete. result: the object of a receive of one."""
+    """A Started in Python. work: rankwise's, or None if it is complete. result: the object, if it receives one."""
 
     message: tuple[int, int, int] = EMPTY
     result: Any = None
@@ -59,10 +59,10 @@ class Pending:
 
 
 SENT = Pending()
-"""Every send that was complete when it had started: most short ones."""
+"""Stands for every send that was complete as soon as it started, as most short ones are."""
 
 
-def finished(operation: Started) -> Started:
+def completed(operation: Started) -> Started:
     """Wait for an operation, unless it was cancelled. Returns it, or the receive that has taken its place."""
     try:
         operation.wait()
@@ -86,7 +86,7 @@ def object_of(operation: Started) -> Any:
 
 
 def works_of(operation: Started) -> list[Any]:
-    """The works that it waits for."""
+    """The works that an operation waits for: the engine's own is one itself."""
     return operation.awaited() if isinstance(operation, Pending) else [operation]
 
 
@@ -163,7 +163,7 @@ _NONE = pickle.dumps(None, 5)
 
 
 class Receiving(Pending):
-    """A receive by the engine into memory, from which the blocks of a buffer are filled then."""
+    """A receive by the engine into contiguous memory, from which `wait` then fills the blocks of a buffer."""
 
     def __init__(self, work: Started, blocks: Blocks, room: Bytes) -> None:
         super().__init__(work)
@@ -171,7 +171,7 @@ class Receiving(Pending):
 
     def wait(self) -> None:
         if self.work is not None and not self.cancelled:
-            self.message = finished(self.work).message
+            self.message = completed(self.work).message
             self.blocks.unpack(self.room[: self.message[2]])
             self.work = None
 
@@ -217,7 +217,7 @@ class Persistent(Pending):
 
     def wait(self) -> None:
         active, self.active = self.active or SENT, None
-        active = finished(active)
+        active = completed(active)
         self.message, self.result, self.cancelled = active.message, object_of(active), active.cancelled
 
     def cancel(self) -> None:
@@ -240,7 +240,7 @@ class Together(Pending):
         return all(done)
 
     def wait(self) -> None:
-        self.parts = [finished(part) for part in self.parts]
+        self.parts = [completed(part) for part in self.parts]
         self.message = self.parts[-1].message
 
     def awaited(self) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from rankwise.contract.work import Pauses
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import SENT, Persistent, Started, finished, object_of, works_of
+from rankwise.frontends.mpi4py.pending import SENT, Persistent, Started, completed, object_of, works_of
 from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 Requests = Sequence["Request"]
@@ -31,12 +31,13 @@ class Request(Handle[Started], root=True):
         return object_of(h)
 
     def _finish(self) -> Started | None:
-        """Wait for the operation, which the request then no longer refers to; None if it refers to none."""
+        """Wait for the operation, and detach it unless it is persistent. None if there is none."""
         h = self._h
-        if h is None or isinstance(h, Persistent):
-            return h and finished(h)
-        self._h = None
-        return h if h is SENT else finished(h)
+        if h is None:
+            return None
+        if not isinstance(h, Persistent):
+            self._h = None
+        return h if h is SENT else completed(h)
 
     def _done(self) -> bool:
         return self._h is None or self._h.done()
@@ -56,11 +57,11 @@ class Request(Handle[Started], root=True):
         if not self._done():
             return False
         if status is not None:
-            request = self._h
-            if isinstance(request, Persistent):
-                h = request.active = request.active and finished(request.active)
+            operation = self._h
+            if isinstance(operation, Persistent):
+                h = operation.active = operation.active and completed(operation.active)
             else:
-                h = self._h = request and finished(request)
+                h = self._h = operation and completed(operation)
             status._set((h or SENT).message, (h or SENT).cancelled)
         return True
 
@@ -170,7 +171,7 @@ class Request(Handle[Started], root=True):
 
 
 def request_of(operation: Started) -> Request:
-    """A request of this operation: as Request._of, in two thirds of its time."""
+    """The same as Request._of, in two thirds of the time."""
     request = object.__new__(Request)
     request._h = operation
     return request
