@@ -225,12 +225,11 @@ private:
     enum class Progress : uint8_t {
         Idle,      // it has nothing to do
         Wakeable,  // sleeps until a peer wakes it
-        StandsBy,  // sleeps for a moment, since a thread has just waited, or nothing is left to do
-        GivesWay,  // sleeps while a thread waits, and that thread wakes it
+        StandsBy,  // sleeps for a moment, since a thread began or ended to wait, or nothing is left to do
+        GivesWay,  // sleeps while a thread waits on, and that thread wakes it
     };
     void set_progress(Progress now);
     void notify_progress_thread();  // this rank's
-    bool may_progress() const;
     Next advance() noexcept override;
     bool notified() noexcept override {
         return own_slot().progress_notified.load() && own_slot().progress_notified.exchange(0);
@@ -259,7 +258,7 @@ private:
     uint64_t arrivals_ = 0;
     ReachableRanges reachable_;  // guarded by mutex_
     int waiting_ = 0;            // threads that wait for a message
-    bool waited_ = false;        // one has since the progress thread last looked
+    bool waited_ = false;        // one began or ended to, since the progress thread last looked
     Progress progress_ = Progress::Idle;
     int idle_polls_ = 0;  // of the progress thread, since there was something to do
     bool closing_ = false;
@@ -272,16 +271,14 @@ class Messages::Waiting {
 public:
     explicit Waiting(Messages& messages) : messages_(messages) {
         ++messages.waiting_;
-        messages.waited_ |= messages.progress_ != Progress::Idle;
+        messages.waited_ = true;
         if (messages.progress_ != Progress::Wakeable) return;
         messages.set_progress(Progress::StandsBy);
         messages.notify_progress_thread();  // so that it becomes wakeable again later
     }
     ~Waiting() {
-        const Progress progress = messages_.progress_;
-        if (--messages_.waiting_ == 0 && progress != Progress::Idle &&
-            (progress == Progress::GivesWay || (messages_.pending() && messages_.may_progress())))
-            messages_.notify_progress_thread();
+        messages_.waited_ = true;
+        if (--messages_.waiting_ == 0 && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
     }
     Waiting(const Waiting&) = delete;
 

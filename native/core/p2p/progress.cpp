@@ -202,6 +202,7 @@ void Messages::go_on_in_background(bool now) {
     if (closing_) return;
     idle_polls_ = 0;
     if (progress_ == Progress::Idle) {
+        waited_ = false;
         background_.serve(*this);
         set_progress(Progress::StandsBy);
     } else if (now && progress_ == Progress::Wakeable) {
@@ -220,19 +221,6 @@ void Messages::set_progress(Progress now) {
     progress_ = now;
 }
 
-// Whether there may be something to move. Cheaper than progress(), and it throws nothing.
-bool Messages::may_progress() const {
-    for (int p = 0; p < n_; ++p) {
-        if (!outgoing_[p].idle() || !incoming_[p].claimed.empty()) return true;
-        const uint64_t offset = p == rank_ ? 0 : channels_[p * n_ + rank_].load();
-        if (!offset) continue;
-        const Channel* const c = channel_at(offset);
-        if (!c || c->waiting() || (posted_[p] && Rendezvous::stage(c->rendezvous.state.load()) != Rendezvous::Posted))
-            return true;
-    }
-    return false;
-}
-
 InBackground::Next Messages::advance() noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return Next::Soon;  // another thread makes progress, perhaps for as long as a large message takes
@@ -240,8 +228,9 @@ InBackground::Next Messages::advance() noexcept {
     if (!over() && pending()) {
         // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
         // notifies it.
-        set_progress(waiting_ ? Progress::GivesWay : waited_ ? Progress::StandsBy : Progress::Wakeable);
-        waited_ = waiting_ > 0;
+        set_progress(std::exchange(waited_, false) ? Progress::StandsBy
+                     : waiting_                    ? Progress::GivesWay
+                                                   : Progress::Wakeable);
         try {
             if (progress()) return Next::Again;
             if (progress_ == Progress::Wakeable) take_offers();
