@@ -122,9 +122,9 @@ nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::option
 
 // An object that this rank sends: in parts, and as the Python code of the general path has it.
 struct Encoded {
-    Encoded(nb::handle object, nb::handle encode) {
+    Encoded(nb::handle object, nb::handle codec) {
         if (is_basic(object)) list.append(dump(object));
-        else list = nb::cast<nb::list>(encode(object));
+        else list = nb::cast<nb::list>(codec.attr("encode")(object));
         measure();
     }
     explicit Encoded(nb::list encoded) : list(std::move(encoded)) { measure(); }
@@ -215,13 +215,13 @@ void scatter_blocks(PythonCommunicator& c, const ObjectBlock* blocks, ObjectBloc
 }
 
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
-// than the constructor allows (see load_allowed), or long, rest(found, sent) completes the operation, with no other
-// call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list of these.
-// sent: what this rank sends, in parts (group/object_block.py).
+// than the constructor allows (see load_allowed), or long, rest(root, codec, found, sent) completes the operation, with
+// no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list
+// of these. sent: what this rank sends, in parts (group/object_block.py).
 
 template <class C>
-nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle rest, nb::handle encode,
-                                  nb::handle constructor) {
+nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle codec, nb::handle constructor,
+                                  nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
     if (src < 0) return not_implemented();
@@ -231,25 +231,26 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
         c,
         [&] {
             if (!sends) return;
-            const Encoded encoded(object, encode);
+            const Encoded encoded(object, codec);
             block.set(encoded);
             sent = encoded.list;
         },
         [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
         [&] {
-            if (sends && ObjectBlock::fits(block.longest)) return nb::borrow(object);
-            nb::object found = sends ? not_implemented() : block.load(constructor, false);
-            return found.is(not_implemented()) ? rest(block.get(), sent) : found;
+            nb::object found = sends ? nb::none() : block.load(constructor, false);
+            if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
+                found = rest(src, codec, block.get(), sent);
+            return sends ? nb::borrow(object) : found;
         });
 }
 
 // The encoded objects of all ranks, on dst.
 struct GatheredObjects {
-    std::vector<Memory> blocks;
-    std::vector<uint64_t> sizes;
+    std::vector<ObjectBlock> blocks;
+    std::vector<Memory> longer;  // by rank: what does not fit into its block
 
     GatheredObjects(Comm& c, const Encoded& mine, int dst, const CallOptions& options)
-        : blocks(dst == c.rank() ? size_t(c.world_size()) : 0), sizes(blocks.size()) {
+        : blocks(dst == c.rank() ? size_t(c.world_size()) : 0) {
         Memory whole;
         const uint8_t* data = mine.parts.empty() ? nullptr : mine.parts.front().data;
         if (mine.parts.size() > 1) {
@@ -258,25 +259,30 @@ struct GatheredObjects {
             data = whole.data();
         }
         const auto block_of = [this](int from, size_t bytes) {
-            sizes[size_t(from)] = bytes;
-            blocks[size_t(from)] = Memory(bytes);
-            return blocks[size_t(from)].data();
+            ObjectBlock& block = blocks[size_t(from)];
+            block.bytes = bytes;
+            if (ObjectBlock::fits(bytes)) return &block.data[0];
+            longer.resize(blocks.size());
+            longer[size_t(from)] = Memory(bytes);
+            return longer[size_t(from)].data();
         };
         c.gather_sized(data, mine.bytes, block_of, dst, options);
     }
     // Takes a block: bytes, if it is short.
     nb::object take(size_t rank) {
-        Memory& block = blocks[rank];
-        if (sizes[rank] <= tuning::kShortMessage) return nb::bytes(block.data(), size_t(sizes[rank]));
-        return nb::cast(ReceivedBytes(std::move(block), sizes[rank]), nb::rv_policy::move);
+        const ObjectBlock& block = blocks[rank];
+        const bool fits = ObjectBlock::fits(block.bytes);
+        if (block.bytes <= tuning::kShortMessage)
+            return nb::bytes(fits ? block.data : longer[rank].data(), size_t(block.bytes));
+        return nb::cast(ReceivedBytes(std::move(longer[rank]), block.bytes), nb::rv_policy::move);
     }
 };
 
-nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle rest, nb::handle encode,
-                            nb::handle constructor) {
+nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle codec, nb::handle constructor,
+                            nb::handle rest) {
     std::optional<Encoded> mine;
     std::optional<GatheredObjects> gathered;
-    const auto encoding = [&] { mine.emplace(object, encode); };
+    const auto encoding = [&] { mine.emplace(object, codec); };
     const auto gather = [&](const ArrayCall<Comm>& call) { gathered.emplace(c, *mine, dst, call); };
     return in_one_call(c, encoding, gather, [&]() -> nb::object {
         if (dst != c.rank()) return nb::none();
@@ -288,7 +294,7 @@ nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle rest
             const nb::object loaded = rank == dst ? load(block) : load_allowed(block, constructor);
             if (!loaded.is(not_implemented())) objects.append(loaded);
         }
-        return objects.size() == found.size() ? objects : rest(found, mine->list);
+        return objects.size() == found.size() ? objects : rest(dst, codec, found, mine->list);
     });
 }
 
@@ -304,17 +310,17 @@ nb::object gather_encoded(Comm& c, const nb::list& parts, int dst) {
 
 // to: None for every rank.
 template <class C>
-nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle rest, nb::handle encode,
-                               nb::handle constructor) {
+nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle codec, nb::handle constructor,
+                               nb::handle rest) {
     const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
     if (dst < 0) return not_implemented();
     if constexpr (std::is_same_v<C, Comm>)
-        if (!to.is_none()) return gather_object_at(c, object, dst, rest, encode, constructor);
+        if (!to.is_none()) return gather_object_at(c, object, dst, codec, constructor, rest);
     nb::list sent;
     ObjectBlock block;
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
     const auto encoding = [&] {
-        const Encoded encoded(object, encode);
+        const Encoded encoded(object, codec);
         block.set(encoded);
         sent = encoded.list;
     };
@@ -332,13 +338,13 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
         if (objects.size() == blocks.size()) return objects;
         nb::list found;
         for (const ObjectBlock& each : blocks) found.append(each.get());
-        return rest(found, sent);
+        return rest(to, codec, found, sent);
     });
 }
 
 template <class C>
-nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle rest, nb::handle encode,
-                                nb::handle constructor) {
+nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle codec, nb::handle constructor,
+                                nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
     if (src == c.rank() && (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())))
@@ -350,7 +356,7 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
         std::vector<Encoded> encoded;
         uint64_t longest = 0;
         for (nb::handle object : given) {
-            longest = std::max(longest, encoded.emplace_back(object, encode).bytes);
+            longest = std::max(longest, encoded.emplace_back(object, codec).bytes);
             sent.append(encoded.back().list);
         }
         blocks.resize(encoded.size());
@@ -360,7 +366,7 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
     const auto first = [&](const ArrayCall<C>& call) { scatter_blocks(c, blocks.data(), block, src, call); };
     return in_one_call(c, encoding, first, [&] {
         nb::object found = block.load(constructor, src == c.rank());
-        return found.is(not_implemented()) ? rest(block.get(), sent) : found;
+        return found.is(not_implemented()) ? rest(src, codec, block.get(), sent) : found;
     });
 }
 
@@ -372,12 +378,13 @@ nb::object received_bytes(Request& request) {
 }
 
 template <class C> void bind_object_collectives(nb::class_<C>& comm) {
-    comm.def("broadcast_object_plain", &broadcast_object_plain<C>, nb::arg("object").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none())
-        .def("gather_object_plain", &gather_object_plain<C>, nb::arg("object").none(), nb::arg("dst").none(),
-             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none())
-        .def("scatter_object_plain", &scatter_object_plain<C>, nb::arg("objects").none(), nb::arg("src").none(),
-             nb::arg("rest"), nb::arg("encode"), nb::arg("constructor").none());
+    const auto bind = [&](const char* name, auto function, const char* what, const char* root) {
+        comm.def(name, function, nb::arg(what).none(), nb::arg(root).none(), nb::arg("codec"),
+                 nb::arg("constructor").none(), nb::arg("rest"));
+    };
+    bind("broadcast_object_plain", &broadcast_object_plain<C>, "object", "src");
+    bind("gather_object_plain", &gather_object_plain<C>, "object", "dst");
+    bind("scatter_object_plain", &scatter_object_plain<C>, "objects", "src");
 }
 template void bind_object_collectives(nb::class_<PythonCommunicator>& comm);
 

@@ -17,7 +17,7 @@ class FailedWork(Protocol):
 
 Encode: TypeAlias = Callable[[Any], list[Any]]
 Constructor: TypeAlias = "tuple[str, str] | None"
-ObjectShortcut: TypeAlias = Callable[[Any, Any, Callable[[Any, Any], Any], Encode, Constructor], Any]
+ObjectShortcut: TypeAlias = Callable[[Any, Any, Any, Constructor, Callable[[Any, Any, Any, Any], Any]], Any]
 
 
 class Shortcuts:
@@ -188,18 +188,18 @@ class Shortcuts:
         return NotImplemented
 
     broadcast_object_plain: ObjectShortcut | None = None
-    """broadcast_object_plain(obj, src, rest, encode, constructor): broadcast an object. None: not available.
+    """broadcast_object_plain(obj, src, codec, constructor, rest): broadcast an object. None: not available.
 
-    It returns NotImplemented, with nothing done, if it does not support the case. encode(obj) returns the parts of an
-    object that has other than basic types. If an object does not fit into a block, or load_allowed(block, constructor)
-    does not load it, the method returns rest(found, sent), which completes the operation in the same call. found: the
-    encoded object, or the length of the longest one; sent: what this rank sends, in parts. gather_object_plain and
-    scatter_object_plain work likewise, except that `found` is a list with an item for each rank in gather_object_plain,
-    and `sent` is a list of such parts in scatter_object_plain.
+    It returns NotImplemented, with nothing done, if it does not support the case. codec.encode(obj) returns the parts
+    of an object that has other than basic types. If an object does not fit into a block, or load_allowed(block,
+    constructor) does not load it, rest(src, codec, found, sent) completes the operation in the same call, and returns
+    the object. found: the encoded object, or the length of the longest one; sent: what this rank sends, in parts.
+    gather_object_plain and scatter_object_plain work likewise, except that `found` is a list with an item for each rank
+    in gather_object_plain, and `sent` is a list of such parts in scatter_object_plain.
     """
 
     gather_object_plain: ObjectShortcut | None = None
-    """gather_object_plain(obj, dst, rest, encode, constructor); dst: None for every rank."""
+    """gather_object_plain(obj, dst, codec, constructor, rest); dst: None for every rank."""
 
     scatter_object_plain: ObjectShortcut | None = None
-    """scatter_object_plain(objs, src, rest, encode, constructor)"""
+    """scatter_object_plain(objs, src, codec, constructor, rest)"""

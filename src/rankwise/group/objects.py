@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -61,27 +60,27 @@ class ObjectCollectives(GroupBase):
         """
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.broadcast_object_plain) is not None:
-            rest = partial(self._broadcast_rest, obj, src, codec)
-            found = quick(obj, src, rest, codec.encode, codec.constructor)
+            found = quick(obj, src, codec, codec.constructor, self._broadcast_rest)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")
 
         def body() -> Any:
             mine = codec.encode(obj) if src == self.rank else None
-            return self._broadcast_rest(obj, src, codec, self._first_blocks.broadcast(mine, src), mine)
+            found = self._broadcast_rest(src, codec, self._first_blocks.broadcast(mine, src), mine)
+            return obj if src == self.rank else found
 
         if async_op and src == self.rank:
             codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _broadcast_rest(self, obj: Any, src: int, codec: Codec, found: bytes | int, mine: Parts | None) -> Any:
-        """The second step, which is needed if the object is longer than a block."""
+    def _broadcast_rest(self, src: int, codec: Codec, found: bytes | int, mine: Parts | None) -> Any:
+        """The second step, which is needed if the object is longer than a block. Returns the object, but not on src."""
         block: Any = found
         if isinstance(found, int):
             block = np.empty(found, np.uint8) if mine is None else assemble(mine)
             self._collectives.broadcast(address(block), found, DType.U8, src)
-        return codec.read(block, src) if mine is None else obj
+        return codec.read(block, src) if mine is None else None
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -111,7 +110,7 @@ class ObjectCollectives(GroupBase):
     def _gather(self, obj: Any, dst: int | None, codec: Codec, async_op: bool) -> Any:
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
         if not async_op and (quick := self._shortcuts.gather_object_plain) is not None:
-            found = quick(obj, dst, partial(self._gather_rest, dst, codec), codec.encode, codec.constructor)
+            found = quick(obj, dst, codec, codec.constructor, self._gather_rest)
             if found is not NotImplemented:
                 return found
         if dst is not None:
@@ -166,7 +165,7 @@ class ObjectCollectives(GroupBase):
         """
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.scatter_object_plain) is not None:
-            found = quick(objs, src, partial(self._scatter_rest, src, codec), codec.encode, codec.constructor)
+            found = quick(objs, src, codec, codec.constructor, self._scatter_rest)
             if found is not NotImplemented:
                 return found
         src = self._rank(src, "src")

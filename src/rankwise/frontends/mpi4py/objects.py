@@ -13,7 +13,7 @@ from rankwise.contract.operations import ALL_TO_ALL_V, Call
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op
-from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap, wrap
+from rankwise.frontends.mpi4py.pickling import PICKLE
 from rankwise.frontends.mpi4py.specs import address
 
 
@@ -35,12 +35,16 @@ class ObjectCollectives(Messages):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         c = self._live()
-        found = c.group.gather_object(wrap(sendobj), c.root(root))
-        return found if found is None or not PICKLE.replaced else [*map(unwrap, found)]
+        if not PICKLE.replaced:
+            return c.group.gather_object(sendobj, c.root(root))  # type: ignore[no-any-return]
+        found = c.group.gather_object(PICKLE.dumps(sendobj), c.root(root))
+        return None if found is None else [*map(PICKLE.loads, found)]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        found: list[Any] = self._live().group.all_gather_object(wrap(sendobj))
-        return [*map(unwrap, found)] if PICKLE.replaced else found
+        group = self._live().group
+        if not PICKLE.replaced:
+            return group.all_gather_object(sendobj)  # type: ignore[no-any-return]
+        return [*map(PICKLE.loads, group.all_gather_object(PICKLE.dumps(sendobj)))]
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         c = self._live()
@@ -69,17 +73,17 @@ class ObjectCollectives(Messages):
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         found = self.gather(sendobj, root)
-        return None if found is None else combine(op, found)
+        return None if found is None else combine(op._live().of_two, found)
 
     def allreduce(self, sendobj: Any, op: Op = SUM) -> Any:
-        return combine(op, self.allgather(sendobj))
+        return combine(op._live().of_two, self.allgather(sendobj))
 
     def scan(self, sendobj: Any, op: Op = SUM) -> Any:
-        return combine(op, self.allgather(sendobj)[: self._live().rank + 1])
+        return combine(op._live().of_two, self.allgather(sendobj)[: self._live().rank + 1])
 
     def exscan(self, sendobj: Any, op: Op = SUM) -> Any:
         before = self.allgather(sendobj)[: self._live().rank]
-        return combine(op, before) if before else None
+        return combine(op._live().of_two, before) if before else None
 
 
 def _one_each(objs: Any, size: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,14 +139,14 @@ def _located_fold(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 _ROWS = {
     "MAX": Operation(lambda x, y: y if y > x else x, ReduceOp.MAX, np.maximum),
     "MIN": Operation(lambda x, y: y if y < x else x, ReduceOp.MIN, np.minimum),
-    "SUM": Operation(lambda x, y: x + y, ReduceOp.SUM, np.add),
-    "PROD": Operation(lambda x, y: x * y, ReduceOp.PROD, np.multiply),
+    "SUM": Operation(operator.add, ReduceOp.SUM, np.add),
+    "PROD": Operation(operator.mul, ReduceOp.PROD, np.multiply),
     "LAND": Operation(lambda x, y: bool(x) & bool(y), fold=np.logical_and),
-    "BAND": Operation(lambda x, y: x & y, ReduceOp.BAND, np.bitwise_and),
+    "BAND": Operation(operator.and_, ReduceOp.BAND, np.bitwise_and),
     "LOR": Operation(lambda x, y: bool(x) | bool(y), fold=np.logical_or),
-    "BOR": Operation(lambda x, y: x | y, ReduceOp.BOR, np.bitwise_or),
+    "BOR": Operation(operator.or_, ReduceOp.BOR, np.bitwise_or),
     "LXOR": Operation(lambda x, y: bool(x) ^ bool(y), fold=np.logical_xor),
-    "BXOR": Operation(lambda x, y: x ^ y, ReduceOp.BXOR, np.bitwise_xor),
+    "BXOR": Operation(operator.xor, ReduceOp.BXOR, np.bitwise_xor),
     "MAXLOC": Operation(_located(lambda x, y: x > y), fold=_located_fold(np.greater)),
     "MINLOC": Operation(_located(lambda x, y: x < y), fold=_located_fold(np.less)),
     "REPLACE": Operation(lambda x, y: y, fold=lambda x, y: y, commute=False),
