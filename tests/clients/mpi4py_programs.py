@@ -50,7 +50,8 @@ def outcome(words: list[str], home: Path) -> tuple[bool, str, float]:
         return False, f"it did not end within {SECONDS} s", SECONDS
     seconds = time.monotonic() - begun
     if done.returncode:
-        return False, (done.stderr.strip().splitlines() or ["no output"])[-1], seconds
+        last = (done.stderr.strip().splitlines() or ["no error text"])[-1]
+        return False, f"status {done.returncode}: {last}", seconds
     found = re.search(r"\bresult: (.*)$", done.stdout, re.MULTILINE)
     return True, found[1] if found else "", seconds
 
@@ -69,7 +70,8 @@ def compared(client: Client, n: str) -> int:
         ours = outcome([python, "-m", "rankwise", "run", "-n", n, "--mpi4py", program], home)
         same = ours[0] and ours[1] == on_mpich[1]
         worse += on_mpich[0] and not same
-        print(f"{name:<22} mpich {on_mpich[2]:6.1f} s, rankwise {ours[2]:6.1f} s: {'equal' if same else 'DIFFERS'}")
+        outcomes = "equal" if same else "DIFFERS" if on_mpich[0] else "FAILED ON MPICH"
+        print(f"{name:<22} mpich {on_mpich[2]:6.1f} s, rankwise {ours[2]:6.1f} s: {outcomes}")
         if not same:
             print(f"  mpich: {on_mpich[1]}\n  rankwise: {ours[1]}")
     return worse
