@@ -311,6 +311,15 @@ def messages() -> None:
     comm.Send(np.zeros(1), MPI.PROC_NULL)
     comm.Recv(np.zeros(1), MPI.PROC_NULL, status=status)
     assert status.source == MPI.PROC_NULL
+    nothing = comm.mprobe(MPI.PROC_NULL)
+    assert nothing == MPI.MESSAGE_NO_PROC
+    assert nothing.recv() is None
+    assert nothing == MPI.MESSAGE_NULL != MPI.MESSAGE_NO_PROC
+    request = comm.Issend(np.full(3, 4.0), rank, 14)
+    request.Cancel()
+    request.Wait(status)
+    assert status.Is_cancelled()
+    assert not comm.iprobe(rank, 14)
 
 
 def communicators() -> None:
@@ -343,6 +352,13 @@ def datatypes() -> None:
     equal(found, grid[:, 0])
     inner = MPI.DOUBLE.Create_subarray([4, 5], [2, 2], [1, 2]).Commit()
     into = np.zeros((4, 5))
+    freed = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
+    request = comm.Irecv([into, 1, freed], left)
+    freed.Free()
+    comm.Send(grid[:, 1].copy(), right)
+    request.Wait()
+    equal(into[:, 0], grid[:, 1])
+    into[:] = 0
     comm.Alltoallw([grid, [inner] * size], [into, [inner] * size])
     equal(into[1:3, 2:4], grid[1:3, 2:4])
     assert into.sum() == grid[1:3, 2:4].sum()

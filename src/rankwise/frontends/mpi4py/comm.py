@@ -174,7 +174,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         self._h = None
         c.group.close()
 
-    Disconnect = free = Free
+    Disconnect = Free
 
     # ---- buffered sends need no buffer ----
 

@@ -59,6 +59,11 @@ class Handle(Generic[T]):
         self._live()
         self._h = None
 
+    def free(self) -> None:
+        """Free it, unless it is null or predefined."""
+        if not self.is_predefined:
+            self.Free()
+
     def _named(self: H, name: str) -> H:
         """Make this a predefined handle of that name."""
         NAMED[name] = self

@@ -321,7 +321,7 @@ class Messages(Handle[Context]):
         if message is None:
             return None
         if message is NOBODY:
-            return MESSAGE_NO_PROC
+            return Message(MESSAGE_NO_PROC)
         source, tag, _ = message
         arriving = Arriving(self._live().group, source, tag)
         arriving.done()  # from now on it has the message

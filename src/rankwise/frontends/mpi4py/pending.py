@@ -197,7 +197,7 @@ class ToItself(Pending):
 
     def cancel(self) -> None:
         if not self.done():
-            Arriving(self.group, self.rank, self.tag).wait()
+            Arriving(self.group, self.rank, self.tag).done()  # takes the message, and delivers it nowhere
             self.cancelled = self.complete = True
 
 

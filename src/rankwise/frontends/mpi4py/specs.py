@@ -53,7 +53,9 @@ class Blocks:
     __slots__ = ("counts", "memory", "nbytes", "sizes", "starts", "types")
 
     def __init__(self, memory: Bytes, types: Sequence[Datatype], counts: Sequence[int], starts: Sequence[int]) -> None:
-        self.memory, self.types, self.counts, self.starts = memory, types, counts, starts
+        self.memory, self.counts, self.starts = memory, counts, starts
+        handles = {id(kind): Datatype(kind) for kind in types}  # the program may free its own while the data travels
+        self.types = [handles[id(kind)] for kind in types]
         self.sizes = [count * kind._live().size if count else 0 for kind, count in zip(types, counts, strict=True)]
         self.nbytes = sum(self.sizes)
         for kind, count, start in zip(types, counts, starts, strict=True):
