@@ -362,6 +362,7 @@ def datatypes() -> None:
     comm.Alltoallw([grid, [inner] * size], [into, [inner] * size])
     equal(into[1:3, 2:4], grid[1:3, 2:4])
     assert into.sum() == grid[1:3, 2:4].sum()
+    assert MPI.DOUBLE.Create_contiguous(1 << 31).Create_vector(2, 1, 2).size == 1 << 35  # in little memory
     record = np.zeros(2, [("a", "i4"), ("b", "f8")])
     fields = [record.dtype.fields[name][1] for name in "ab"]
     kind = MPI.Datatype.Create_struct([1, 1], fields, [MPI.INT, MPI.DOUBLE]).Create_resized(0, record.itemsize)

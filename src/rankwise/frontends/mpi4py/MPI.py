@@ -38,6 +38,7 @@ from rankwise.frontends.mpi4py.datatypes import (
     DISTRIBUTE_DFLT_DARG,
     DISTRIBUTE_NONE,
     ORDER_C,
+    ORDER_F,
     ORDER_FORTRAN,
     Datatype,
 )

@@ -15,7 +15,8 @@ from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 
-ORDER_C, ORDER_FORTRAN = 56, 57
+ORDER_C = 56
+ORDER_F = ORDER_FORTRAN = 57
 DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
 
 
@@ -225,11 +226,12 @@ def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
     """(datatype, how many of them, the byte offset of the first), one after the other."""
     layouts = [(part._live(), count, at) for part, count, at in parts]
     full = [each for each in layouts if each[1] and each[0].size]
-    width = reduce(gcd, (one.width for one, _, _ in full), 0)
-    pieces = []
-    for one, count, at in full:
-        starts = one.all_offsets(count, at)
-        pieces.append((starts[:, None] + np.arange(0, one.width, width)).reshape(-1))
+    runs = [  # their width, and where each of them begins
+        (one.size * count, np.array([at])) if one.contiguous else (one.width, one.all_offsets(count, at))
+        for one, count, at in full
+    ]
+    width = reduce(gcd, (each for each, _ in runs), 0)
+    pieces = [(starts[:, None] + np.arange(0, each, width)).reshape(-1) for each, starts in runs]
     offsets = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
     occupied = [each for each in layouts if each[1]]
     ends = [(one.lb + at + i * one.extent) for one, count, at in occupied for i in (0, count - 1)]
@@ -248,7 +250,8 @@ _PREDEFINED = {
     "INT": "i", "UNSIGNED": "I", "LONG": "l", "UNSIGNED_LONG": "L", "LONG_LONG": "q", "UNSIGNED_LONG_LONG": "Q",
     "FLOAT": "f", "DOUBLE": "d", "LONG_DOUBLE": "g", "C_BOOL": "?", "CXX_BOOL": "?",
     "INT8_T": "i1", "INT16_T": "i2", "INT32_T": "i4", "INT64_T": "i8",
-    "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8",
+    "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8", "FLOAT16_T": "f2",
+    "FLOAT32_T": "f4", "FLOAT64_T": "f8",
     "C_COMPLEX": "F", "C_FLOAT_COMPLEX": "F", "C_DOUBLE_COMPLEX": "D", "C_LONG_DOUBLE_COMPLEX": "G",
     "CXX_FLOAT_COMPLEX": "F", "CXX_DOUBLE_COMPLEX": "D", "CXX_LONG_DOUBLE_COMPLEX": "G",
     "CHARACTER": "S1", "LOGICAL": "i4", "INTEGER": "i4", "REAL": "f4", "DOUBLE_PRECISION": "f8", "COMPLEX": "F",
@@ -300,7 +303,7 @@ _CODES = {
     "b1": "C_BOOL", "i1": "INT8_T", "i2": "INT16_T", "i4": "INT32_T", "i8": "INT64_T", "u1": "UINT8_T",
     "u2": "UINT16_T", "u4": "UINT32_T", "u8": "UINT64_T", "f4": "FLOAT", "f8": "DOUBLE", "f16": "LONG_DOUBLE",
     "c8": "C_FLOAT_COMPLEX", "c16": "C_DOUBLE_COMPLEX", "c32": "C_LONG_DOUBLE_COMPLEX", "n": "AINT", "p": "AINT",
-    "c": "CHAR", "S": "CHAR", "S1": "CHAR", "s": "CHAR", "w": "WCHAR", "e": "REAL2", "f2": "REAL2",
+    "c": "CHAR", "S": "CHAR", "S1": "CHAR", "s": "CHAR", "w": "WCHAR", "e": "FLOAT16_T", "f2": "FLOAT16_T",
 }  # fmt: skip
 TYPES: dict[str, Datatype] = {code: PREDEFINED[name] for code, name in _CODES.items()}
 """mpi4py's `_typedict`: the datatypes by the codes of the buffer protocol and of NumPy."""
