@@ -24,7 +24,7 @@ private:
 };
 PyType_Slot received_bytes_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&ReceivedBytes::get)}, {0, nullptr}};
 
-// In all of these functions, encode(object) returns the encoded object in parts, if it is more than basic types.
+// encode(object), here and below a codec's, returns the encoded object in parts, if it is more than basic types.
 
 bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle label, nb::handle encode) {
     const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);

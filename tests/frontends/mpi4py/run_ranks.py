@@ -28,6 +28,7 @@ def objects() -> None:
     assert comm.alltoall([(rank, i) for i in range(size)]) == [(i, rank) for i in range(size)]
     assert comm.allreduce(rank + 1, op=MPI.PROD) == np.prod(range(1, size + 1))
     assert comm.allreduce((rank % 2, rank), op=MPI.MAXLOC) == (int(size > 1), int(size > 1))
+    assert comm.allreduce(rank, op=max) == comm.allreduce(rank, op=MPI.MAX) == size - 1
     assert comm.scan(1) == rank + 1
     assert comm.exscan(1) == (rank or None)
     equal(comm.allreduce(np.full(3, rank)), np.full(3, sum(range(size))))
@@ -42,6 +43,11 @@ def objects() -> None:
         assert comm.sendrecv(rank, dest=right, source=left) == left
     finally:
         MPI.pickle.__init__()
+    MPI.pickle.PROTOCOL = None
+    data, buffers = MPI.pickle.dumps_oob(np.zeros(1 << 20))
+    equal(MPI.pickle.loads_oob(data, buffers), np.zeros(1 << 20))
+    assert [buffer.nbytes for buffer in buffers] == [8 << 20]
+    MPI.pickle.__init__()
 
 
 def buffers() -> None:
@@ -315,6 +321,10 @@ def messages() -> None:
     assert nothing == MPI.MESSAGE_NO_PROC
     assert nothing.recv() is None
     assert nothing == MPI.MESSAGE_NULL != MPI.MESSAGE_NO_PROC
+    comm.send("found", right, 15)
+    matched = comm.mprobe(left, 15)
+    matched.free()
+    assert matched.recv() == "found"
     request = comm.Issend(np.full(3, 4.0), rank, 14)
     request.Cancel()
     request.Wait(status)
@@ -354,14 +364,27 @@ def datatypes() -> None:
     into = np.zeros((4, 5))
     freed = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
     request = comm.Irecv([into, 1, freed], left)
+    again = comm.Recv_init([into, 1, freed], left)
     freed.Free()
     comm.Send(grid[:, 1].copy(), right)
     request.Wait()
     equal(into[:, 0], grid[:, 1])
+    again.Start()
+    comm.Send(grid[:, 2].copy(), right)
+    again.Wait()
+    equal(into[:, 0], grid[:, 2])
     into[:] = 0
+    kind, op = MPI.DOUBLE.Dup(), MPI.Op.Create(lambda a, b, t: np.copyto(b, a), commute=False)
+    first = np.empty(2)
+    request = comm.Iallreduce([np.array([rank, 1.0]), kind], [first, kind], op)
+    kind.Free()
+    op.Free()
+    request.Wait()
+    assert first[1] == 1
     comm.Alltoallw([grid, [inner] * size], [into, [inner] * size])
     equal(into[1:3, 2:4], grid[1:3, 2:4])
     assert into.sum() == grid[1:3, 2:4].sum()
+    assert MPI.FLOAT32_T == MPI.FLOAT != MPI.FLOAT16_T
     assert MPI.DOUBLE.Create_contiguous(1 << 31).Create_vector(2, 1, 2).size == 1 << 35  # in little memory
     record = np.zeros(2, [("a", "i4"), ("b", "f8")])
     fields = [record.dtype.fields[name][1] for name in "ab"]

@@ -31,6 +31,7 @@ from rankwise.frontends.mpi4py.specs import (
     divided_array,
     every,
     in_place,
+    kept,
     per_rank,
     plain,
     simple,
@@ -433,7 +434,7 @@ class BufferCollectives(Messages):
 
 
 def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
-    body = prepare(c, *args, **options)
+    body = prepare(c, *kept(args), **{name: kept(value) for name, value in options.items()})
     keep = (c.group, args, options)
     return Pending(ArrayWork(c.comm.start_call(body), nothing, c.group.pending, keep).started())
 
@@ -452,6 +453,7 @@ def _methods(
     def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
         c = self._live()
         prepare(c, *args, **options)  # so that a bad argument raises here
+        args, options = kept(args), {name: kept(value) for name, value in options.items()}
         return Prequest._of(Persistent(partial(_begin, c, prepare, args, options)))
 
     return blocking, started, persistent

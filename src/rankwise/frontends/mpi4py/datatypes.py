@@ -20,6 +20,9 @@ ORDER_F = ORDER_FORTRAN = 57
 DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
 
 
+_LARGEST_PIECE = 2**31 - 1  # bytes, of NumPy
+
+
 class Layout:
     """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
 
@@ -59,6 +62,8 @@ class Layout:
 
     def pieces(self, memory: Bytes) -> Any:
         """The memory as an array whose item i is the piece at byte i."""
+        if self.width > _LARGEST_PIECE:
+            raise error("ERR_TYPE", f"a datatype with a gap cannot have {self.width} bytes in a row, only 2 GiB - 1")
         shape = (max(0, memory.size - self.width + 1),)
         return np.ndarray(shape, f"V{self.width}", memory, strides=(1,))
 
@@ -251,7 +256,6 @@ _PREDEFINED = {
     "FLOAT": "f", "DOUBLE": "d", "LONG_DOUBLE": "g", "C_BOOL": "?", "CXX_BOOL": "?",
     "INT8_T": "i1", "INT16_T": "i2", "INT32_T": "i4", "INT64_T": "i8",
     "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8", "FLOAT16_T": "f2",
-    "FLOAT32_T": "f4", "FLOAT64_T": "f8",
     "C_COMPLEX": "F", "C_FLOAT_COMPLEX": "F", "C_DOUBLE_COMPLEX": "D", "C_LONG_DOUBLE_COMPLEX": "G",
     "CXX_FLOAT_COMPLEX": "F", "CXX_DOUBLE_COMPLEX": "D", "CXX_LONG_DOUBLE_COMPLEX": "G",
     "CHARACTER": "S1", "LOGICAL": "i4", "INTEGER": "i4", "REAL": "f4", "DOUBLE_PRECISION": "f8", "COMPLEX": "F",
@@ -264,6 +268,7 @@ _PAIRS = {
     "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d", "LONG_DOUBLE_INT": "g",
 }  # fmt: skip
 _ALIASES = {
+    "FLOAT32_T": "FLOAT", "FLOAT64_T": "DOUBLE",
     "BOOL": "C_BOOL", "SINT8_T": "INT8_T", "SINT16_T": "INT16_T", "SINT32_T": "INT32_T", "SINT64_T": "INT64_T",
     "UNSIGNED_INT": "UNSIGNED", "TWOINT": "INT_INT", "DOUBLE_COMPLEX_C": "C_DOUBLE_COMPLEX",
     "F_BOOL": "LOGICAL", "F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION",

@@ -24,7 +24,7 @@ from rankwise.frontends.mpi4py.pending import (
 )
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import Prequest, Request, request_of
-from rankwise.frontends.mpi4py.specs import address, ndarray, plain, simple
+from rankwise.frontends.mpi4py.specs import address, kept, ndarray, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
 from rankwise.group.object_block import assemble
@@ -78,6 +78,7 @@ class Messages(Handle[Context]):
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
+        buf = kept(buf)
         return Prequest._of(Persistent(lambda: self.Isend(buf, dest, tag)._live()))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -87,7 +88,7 @@ class Messages(Handle[Context]):
         self._begin_send(buf, dest, tag, copy=True)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        return Prequest._of(Persistent(partial(self._begin_send, buf, dest, tag, True)))
+        return Prequest._of(Persistent(partial(self._begin_send, kept(buf), dest, tag, True)))
 
     Rsend, Irsend, Rsend_init = Send, Isend, Send_init
 
@@ -102,6 +103,7 @@ class Messages(Handle[Context]):
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
+        buf = kept(buf)
         return Prequest._of(Persistent(lambda: self.Issend(buf, dest, tag)._live()))
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
@@ -121,7 +123,7 @@ class Messages(Handle[Context]):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        blocks = simple(buf, True)
+        blocks = simple(kept(buf), True)
         room = blocks.room()
         work: Started | None = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
         if work is None:  # on this backend the length must be known
@@ -135,6 +137,7 @@ class Messages(Handle[Context]):
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         self._live().source(source, tag)
+        buf = kept(buf)
         return Prequest._of(Persistent(lambda: self.Irecv(buf, source, tag)._live()))
 
     def Isendrecv(
@@ -341,10 +344,13 @@ class Message(Handle[Started], root=True):
             self._h = None
         return h
 
+    def free(self) -> None:
+        """Do nothing: the message can still be received."""
+
     def Irecv(self, buf: Any) -> Request:
         h = self._take()
         if isinstance(h, Arriving):
-            h.blocks = simple(buf, True)
+            h.blocks = simple(kept(buf), True)
         return Request._of(h)
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:

@@ -196,8 +196,7 @@ class ToItself(Pending):
             time.sleep(1e-4)
 
     def cancel(self) -> None:
-        if not self.done():
-            Arriving(self.group, self.rank, self.tag).done()  # takes the message, and delivers it nowhere
+        if not self.done() and Arriving(self.group, self.rank, self.tag).done():  # which takes the message, undelivered
             self.cancelled = self.complete = True
 
 

@@ -46,8 +46,7 @@ class Pickle:
             apart.append(buffer.raw())
             return False
 
-        protocol = 5 if self.PROTOCOL is None or 0 <= self.PROTOCOL < 5 else self.PROTOCOL  # the first that has buffers
-        return self._dumps(obj, protocol, buffer_callback=in_stream), apart
+        return self._dumps(obj, max(5, self.PROTOCOL or 0), buffer_callback=in_stream), apart
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
         return self._loads(data, buffers=buffers)

@@ -18,6 +18,7 @@ from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
 from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, Layout, as_datatype
 from rankwise.frontends.mpi4py.dlpack import array_of
 from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import Handle
 
 ndarray = np.ndarray
 
@@ -43,6 +44,13 @@ def in_place(buf: Any) -> bool:
     return buf is None or buf is IN_PLACE
 
 
+def kept(given: Any) -> Any:
+    """An argument of a call that goes on after it returns, with copies of its handles: the program may free its own."""
+    if isinstance(given, Handle):
+        return given._root(given)
+    return [kept(each) for each in given] if isinstance(given, (list, tuple)) else given
+
+
 class Blocks:
     """Blocks of elements in a buffer, to send from or to receive into.
 
@@ -53,9 +61,7 @@ class Blocks:
     __slots__ = ("counts", "memory", "nbytes", "sizes", "starts", "types")
 
     def __init__(self, memory: Bytes, types: Sequence[Datatype], counts: Sequence[int], starts: Sequence[int]) -> None:
-        self.memory, self.counts, self.starts = memory, counts, starts
-        handles = {id(kind): Datatype(kind) for kind in types}  # the program may free its own while the data travels
-        self.types = [handles[id(kind)] for kind in types]
+        self.memory, self.types, self.counts, self.starts = memory, types, counts, starts
         self.sizes = [count * kind._live().size if count else 0 for kind, count in zip(types, counts, strict=True)]
         self.nbytes = sum(self.sizes)
         for kind, count, start in zip(types, counts, starts, strict=True):
