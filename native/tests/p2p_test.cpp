@@ -98,6 +98,21 @@ void cancelled(Comm& c) {
     CHECK(in == out, "after a cancelled receive");
 }
 
+// In an exchange each rank copies what it receives, but a send that is given up meanwhile is delivered all the same.
+void given_up_in_an_exchange(Comm& c) {
+    if (!c.conditions().single_copy) return;
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    const uint64_t count = 100003;
+    auto out = message(c.rank(), 9, count);
+    std::vector<int64_t> in(count);
+    const auto receiving = c.messages().recv(in.data(), count, DType::I64, previous, 9);
+    meet(c);
+    c.messages().send(out.data(), count, DType::I64, next, 9)->cancel();
+    std::fill(out.begin(), out.end(), -1);
+    receiving->wait(std::nullopt);
+    CHECK(in == message(previous, 9, count), "a send given up in an exchange");
+}
+
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
 void posted_receives(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
@@ -287,6 +302,7 @@ void every_kind(Comm& c) {
     if (c.world_size() > 1) tags_out_of_order(c);
     if (c.world_size() > 1) large_both_ways(c);
     if (c.world_size() > 1) posted_receives(c);
+    if (c.world_size() > 1) given_up_in_an_exchange(c);
     if (c.world_size() == 2) posted_receives_without_a_match(c);
     wrong_size_loses_nothing(c);
     timeout_keeps_the_request(c);

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -388,6 +391,30 @@ def test_closing_ends_a_pending_receive_without_a_log(caplog: pytest.LogCaptureF
 
     run_ranks(2, ranks, backend="threads")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_closing_leaves_nothing_to_a_rank_that_is_stopped() -> None:
+    """In an exchange each rank copies what it receives; a rank that closes its end copies what the other has not."""
+
+    def ranks(group: Group) -> None:
+        others = group.all_gather_object(os.getpid())
+        part, peer = group.dup(), 1 - group.rank
+        found, sent = np.zeros(1 << 17), np.full(1 << 17, 7.0)
+        receiving = part.irecv(found, peer)
+        group.barrier()
+        if group.rank:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            receiving.wait()
+            assert (found == 7).all()
+            return
+        while " T " not in Path(f"/proc/{others[1]}/stat").read_text():
+            time.sleep(0.001)
+        part.isend(sent, peer)
+        part.close(1)
+        sent[:] = -1
+        os.kill(others[1], signal.SIGCONT)
+
+    run_ranks(2, ranks, backend="shm")
 
 
 def test_a_backend_without_any_source_raises() -> None:

@@ -62,6 +62,7 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
+    std::atomic<uint32_t> message_waits;                              // its threads that wait for messages
     alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank notifies its
     std::atomic<uint32_t> progress_notified;                    // ProgressThread: sets this, and wakes it
     alignas(kCacheLine)

@@ -12,7 +12,8 @@
 namespace rankwise {
 
 // A receive of a large message is posted here with the address of its buffer. A sender that finds it here matches it
-// and does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet.
+// and does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet,
+// or only the receiver does (Request::receiver_copies_).
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }

@@ -314,9 +314,7 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
             out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
             return;
         }
-        if (r->rendezvous_)  // the receiver may be reading a piece of this memory
-            return fail_group(group_, Cause::PeerLost, rank_, 0,
-                              "cancelled a send while rank " + std::to_string(r->peer_) + " was receiving it");
+        if (r->rendezvous_) return;  // the group has failed, or is about to
         if (r->slot_ >= 0) return cancel_offer(*r);
         go_on_from(*r, std::move(copy));
         return go_on_in_background();

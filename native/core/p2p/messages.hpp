@@ -140,7 +140,7 @@ private:
     void poll_for_receive(int to, const Request& send);
     bool match(Channel& c, Request& send, int to, uint64_t state);
     bool copy_there(Channel& c, Request& send, int to);
-    void finish_rendezvous(const Request& send);
+    void finish_rendezvous(Request& send);
     uint64_t piece_of(const Rendezvous& m, uint64_t bytes);
     bool copied(const Rendezvous& m, uint64_t bytes);
     bool copy_here(Rendezvous& m, const Request& receive, uint64_t from);
@@ -150,7 +150,7 @@ private:
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
-    // copies: also what the receiver may copy itself, which takes less time.
+    // copies: also what the receiver may copy itself, unless it does that alone.
     bool push(int to, bool copies);
     bool begin_next(Channel& c, int to, bool copies, bool& moved);
     bool write_piece(Channel& c, Request& send, int to, const Header& header);
@@ -225,8 +225,8 @@ private:
     enum class Progress : uint8_t {
         Idle,      // it has nothing to do
         Wakeable,  // sleeps until a peer wakes it
-        StandsBy,  // sleeps for a moment, since a thread began or ended to wait, or nothing is left to do
-        GivesWay,  // sleeps while a thread waits on, and that thread wakes it
+        StandsBy,  // sleeps for a moment: a thread has just started or stopped waiting, or nothing is left to do
+        GivesWay,  // sleeps during the longer wait of a thread, which wakes it at the end
     };
     void set_progress(Progress now);
     void notify_progress_thread();  // this rank's
@@ -256,9 +256,9 @@ private:
     std::vector<std::shared_ptr<Request>> failed_;  // whose errors no `wait` has raised yet, and some others
     const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;
-    ReachableRanges reachable_;  // guarded by mutex_
-    int waiting_ = 0;            // threads that wait for a message
-    bool waited_ = false;        // one began or ended to, since the progress thread last looked
+    ReachableRanges reachable_;   // guarded by mutex_
+    int waiting_ = 0;             // threads that wait for a message
+    bool waits_changed_ = false;  // one started or stopped waiting since the progress thread last looked
     Progress progress_ = Progress::Idle;
     int idle_polls_ = 0;  // of the progress thread, since there was something to do
     bool closing_ = false;
@@ -270,19 +270,24 @@ private:
 class Messages::Waiting {
 public:
     explicit Waiting(Messages& messages) : messages_(messages) {
-        ++messages.waiting_;
-        messages.waited_ = true;
+        count(1);
         if (messages.progress_ != Progress::Wakeable) return;
         messages.set_progress(Progress::StandsBy);
         messages.notify_progress_thread();  // so that it becomes wakeable again later
     }
     ~Waiting() {
-        messages_.waited_ = true;
-        if (--messages_.waiting_ == 0 && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
+        count(-1);
+        if (!messages_.waiting_ && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
     }
     Waiting(const Waiting&) = delete;
 
 private:
+    void count(int more) {
+        messages_.waiting_ += more;
+        messages_.waits_changed_ = true;
+        messages_.own_slot().message_waits.store(uint32_t(messages_.waiting_), std::memory_order_relaxed);
+    }
+
     Messages& messages_;
 };
 

@@ -127,7 +127,10 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     const auto check = [&] {
         check_peers(request, done);
         foreground.publish();
-        if (const auto lock = lock_requests(); !closing_) take_offers();
+        const auto lock = lock_requests();
+        for (const Outgoing& out : outgoing_)  // the receivers may be stopped
+            if (!out.sends.empty()) out.sends.front()->receiver_copies_ = false;
+        if (!closing_) take_offers();
     };
     PeerSlot& own = own_slot();
     if (waiter.sleep({own.message_notifications, &own.message_sleepers}, try_once, check)) return true;
@@ -202,7 +205,7 @@ void Messages::go_on_in_background(bool now) {
     if (closing_) return;
     idle_polls_ = 0;
     if (progress_ == Progress::Idle) {
-        waited_ = false;
+        waits_changed_ = false;  // there was nothing to do meanwhile
         background_.serve(*this);
         set_progress(Progress::StandsBy);
     } else if (now && progress_ == Progress::Wakeable) {
@@ -228,9 +231,9 @@ InBackground::Next Messages::advance() noexcept {
     if (!over() && pending()) {
         // Set, sequentially consistent as in notify(), before looking for something to do: so whoever comes later
         // notifies it.
-        set_progress(std::exchange(waited_, false) ? Progress::StandsBy
-                     : waiting_                    ? Progress::GivesWay
-                                                   : Progress::Wakeable);
+        set_progress(std::exchange(waits_changed_, false) ? Progress::StandsBy
+                     : waiting_                           ? Progress::GivesWay
+                                                          : Progress::Wakeable);
         try {
             if (progress()) return Next::Again;
             if (progress_ == Progress::Wakeable) take_offers();
@@ -279,6 +282,8 @@ std::string Messages::close(double timeout) {
                 fetch_claimed(p);
                 cancel_posted(p);
                 cancel_offers(p);
+                const Sends& sends = outgoing_[p].sends;
+                if (!sends.empty() && sends.front()->rendezvous_) finish_rendezvous(*std::shared_ptr(sends.front()));
             } catch (const Error& e) {  // their channel has been overwritten; the rest must end all the same
                 trouble = e.what();
             }

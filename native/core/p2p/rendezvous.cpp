@@ -9,6 +9,9 @@ namespace {
 
 constexpr uint64_t kUnreachable = 0;  // instead of the message's address: the sender copies all of it
 
+// The size of the pieces that the receiver copies alone.
+uint64_t large_piece(uint64_t bytes) { return std::min<uint64_t>(bytes, kBytesPerCheck); }
+
 }  // namespace
 
 // Posts a receive only if no earlier receive could match its message, and no earlier message is being read.
@@ -123,18 +126,19 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
         if (m.state.load() == state) overwritten("the address", rank_, to);
         return false;
     }
-    // For a message of one piece the check takes longer than it saves: the sender copies it. In an exchange, and if
-    // ranks share cores also where this rank receives from others, each rank copies what it receives, in one piece: a
-    // second core that writes there would move the buffer from cache to cache (4 ranks on 2 cores, each sends 1 MiB to
-    // the next: 250 to 180 us).
+    // For a message of one piece the check takes longer than it saves: the sender copies it.
     const uint64_t bytes = r.bytes(), piece = tuning::rendezvous_piece(bytes);
     const bool shared = bytes > piece && transport_.memory.reachable(r.data_, bytes, reachable_);
+    // In an exchange each rank copies what it receives. Where ranks share cores, that goes for all that a rank sends
+    // while it has receives of its own: a second core that wrote into the receiver's buffer would take it from the
+    // cache of the first (4 ranks on 2 cores, each sends 1 MiB to the next: 250 to 180 us).
     const bool exchange =
         posted_[to] || !incoming_[to].claimed.empty() || (transport_.conditions().oversubscribed && !receives_.empty());
+    r.receiver_copies_ = shared && exchange;
     const uint64_t from = shared ? reinterpret_cast<uint64_t>(r.data_) : kUnreachable;
     m.from.store(from, std::memory_order_relaxed);
     m.from_digest.store(Rendezvous::digest_of(from, bytes), std::memory_order_relaxed);
-    m.piece.store(shared && exchange ? bytes : piece, std::memory_order_relaxed);
+    m.piece.store(r.receiver_copies_ ? large_piece(bytes) : piece, std::memory_order_relaxed);
     m.begun.store(0, std::memory_order_relaxed);
     m.done.store(0, std::memory_order_relaxed);
     m.sent_tag.store(r.tag_, std::memory_order_relaxed);
@@ -167,19 +171,22 @@ bool Messages::copy_there(Channel& c, Request& r, int to) {
     return r.sent_ > before;
 }
 
-// A matched send is cancelled. Waits until the receiver has the message, but no longer than kStoppedPeer.
-void Messages::finish_rendezvous(const Request& r) {
+// A matched send is given up: this rank copies the pieces that the receiver has not begun, and waits for the others.
+void Messages::finish_rendezvous(Request& r) {
+    r.receiver_copies_ = false;
     const auto ended = [&] {
         push(r.peer_, true);
         return r.complete_ || group_.failed() || transport_.ended(r.peer_);
     };
-    Waiter(kStoppedPeer).watch({}, ended);
+    if (!Waiter(kStoppedPeer).watch({}, ended))
+        fail_group(group_, Cause::PeerLost, rank_, 0,
+                   "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
 }
 
 // Of a matched message.
 uint64_t Messages::piece_of(const Rendezvous& m, uint64_t bytes) {
     const uint64_t piece = m.piece.load(std::memory_order_relaxed);
-    if (piece != bytes && piece != tuning::rendezvous_piece(bytes))
+    if (piece != large_piece(bytes) && piece != tuning::rendezvous_piece(bytes))
         failures_.overwritten("the size of the pieces of a message", name(Op::None));
     return piece;
 }

@@ -122,10 +122,11 @@ private:
     uint64_t sent_ = 0;   // send: bytes written to the ring
     bool matched_ =
         false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
-    bool rendezvous_ = false;  // send: it bypasses the ring
-    bool in_ring_ = false;     // send: the header that precedes its data is in the ring
-    int offer_ = -1;           // send: the number under which its data is offered
-    int slot_ = -1;            // send: where the receiver marks that it copies the data
+    bool rendezvous_ = false;       // send: it bypasses the ring
+    bool receiver_copies_ = false;  // send: alone, while it waits for messages
+    bool in_ring_ = false;          // send: the header that precedes its data is in the ring
+    int offer_ = -1;                // send: the number under which its data is offered
+    int slot_ = -1;                 // send: where the receiver marks that it copies the data
     std::atomic<bool> cancelled_{false};
     std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects
