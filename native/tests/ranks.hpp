@@ -14,8 +14,8 @@ namespace ranks {
 using rankwise::Comm;
 using rankwise::Segment;
 
-// With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, and without arrays of many
-// megabytes; `make test-all PART=sanitizers` has both.
+// With RANKWISE_SHORT, as `make test` runs ThreadSanitizer: only on 2 and 3 ranks, without arrays of many megabytes,
+// and with fewer limits on unexpected messages; `make test-all PART=sanitizers` has all.
 inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
 
 // The world sizes of a test.
