@@ -62,7 +62,6 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
-    std::atomic<uint32_t> message_waits;                              // its threads that wait for messages
     alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank notifies its
     std::atomic<uint32_t> progress_notified;                    // ProgressThread: sets this, and wakes it
     alignas(kCacheLine)
@@ -73,6 +72,7 @@ struct alignas(kCacheLine) PeerSlot {
     alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
     std::atomic<uint32_t> detached;                  // its process no longer uses this memory
+    std::atomic<uint32_t> message_waits;             // the rank's threads that wait for messages
     uint32_t process;                 // number of the rank's process (RankRecord), set when the group is created
     std::atomic<QualifiedPid> pid;    // of that process; its number is 0 if it never joined
     std::atomic<uint64_t> calls;      // operations begun so far
