@@ -399,19 +399,25 @@ def test_closing_leaves_nothing_to_a_rank_that_is_stopped() -> None:
     def ranks(group: Group) -> None:
         others = group.all_gather_object(os.getpid())
         part, peer = group.dup(), 1 - group.rank
-        found, sent = np.zeros(1 << 17), np.full(1 << 17, 7.0)
+        found, later = np.zeros(1 << 17), np.zeros(1 << 17)
         receiving = part.irecv(found, peer)
         group.barrier()
         if group.rank:
-            os.kill(os.getpid(), signal.SIGSTOP)
             receiving.wait()
             assert (found == 7).all()
+            with pytest.raises(rw.PeerLostError):
+                part.recv(later, peer)
             return
+        time.sleep(0.1)  # by now the other rank waits
+        os.kill(others[1], signal.SIGSTOP)
         while " T " not in Path(f"/proc/{others[1]}/stat").read_text():
             time.sleep(0.001)
-        part.isend(sent, peer)
-        part.close(1)
-        sent[:] = -1
+        sent = [np.full(1 << 17, 7.0), np.full(1 << 17, 8.0)]
+        for each in sent:
+            part.isend(each, peer)
+        part.close(0)
+        for each in sent:
+            each[:] = -1
         os.kill(others[1], signal.SIGCONT)
 
     run_ranks(2, ranks, backend="shm")

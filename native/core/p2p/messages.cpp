@@ -297,9 +297,10 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
+    if (r->complete_ || closing_ || r->cancelled_) return;
     if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
     if (r->message_ && r->message_->offered()) fetch_claimed(r->peer_);
-    if (r->complete_ || closing_ || r->cancelled_) return;
+    if (r->complete_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
         r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
@@ -314,7 +315,7 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
             out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
             return;
         }
-        if (r->rendezvous_) return;  // the group has failed, or is about to
+        if (r->rendezvous_) return;  // it is not delivered: the group has failed, or the receiver has ended
         if (r->slot_ >= 0) return cancel_offer(*r);
         go_on_from(*r, std::move(copy));
         return go_on_in_background();

@@ -272,8 +272,6 @@ std::string Messages::close(double timeout) {
     }
     {
         std::lock_guard lock(mutex_);
-        if (size_t left = sends_left(); left && trouble.empty())
-            trouble = std::to_string(left) + " sends not delivered";
         if (!receives_.empty() && trouble.empty())
             trouble = std::to_string(receives_.size()) + " receives without a message";
         closing_ = true;
@@ -288,6 +286,8 @@ std::string Messages::close(double timeout) {
                 trouble = e.what();
             }
         }
+        if (size_t left = sends_left(); left && trouble.empty())
+            trouble = std::to_string(left) + " sends not delivered";
         receives_.for_each([&](Request& r) { end_trace(r, true); });
         for (const Outgoing& out : outgoing_) {
             for (auto& r : out.sends) end_trace(*r, true);

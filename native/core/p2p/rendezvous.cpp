@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kUnreachable = 0;  // instead of the message's address: the sender copies all of it
 
-// The size of the pieces that the receiver copies alone.
+// The size of the pieces of a message that is left to its receiver.
 uint64_t large_piece(uint64_t bytes) { return std::min<uint64_t>(bytes, kBytesPerCheck); }
 
 }  // namespace
@@ -173,14 +173,17 @@ bool Messages::copy_there(Channel& c, Request& r, int to) {
 
 // A matched send is given up: this rank copies the pieces that the receiver has not begun, and waits for the others.
 void Messages::finish_rendezvous(Request& r) {
-    r.receiver_copies_ = false;
+    Channel& c = *channel(rank_, r.peer_, true);
     const auto ended = [&] {
-        push(r.peer_, true);
-        return r.complete_ || group_.failed() || transport_.ended(r.peer_);
+        copy_there(c, r, r.peer_);
+        return copied(c.rendezvous, r.bytes()) || group_.failed() || transport_.ended(r.peer_);
     };
     if (!Waiter(kStoppedPeer).watch({}, ended))
-        fail_group(group_, Cause::PeerLost, rank_, 0,
-                   "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
+        return fail_group(group_, Cause::PeerLost, rank_, 0,
+                          "gave up a send while rank " + std::to_string(r.peer_) + " was receiving it");
+    if (!copied(c.rendezvous, r.bytes())) return;
+    complete(r);
+    outgoing_[r.peer_].sends.pop_front();
 }
 
 // Of a matched message.

@@ -34,8 +34,8 @@ bool Messages::begin_next(Channel& c, int to, bool copies, bool& moved) {
     const std::shared_ptr<Request> r = out.sends.front();
     if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) moved |= match(c, *r, to, state);
     if (r->rendezvous_) {
-        const bool left = r->receiver_copies_ && group_.peers[to].message_waits.load(std::memory_order_relaxed);
-        if (copies && !left) moved |= copy_there(c, *r, to);
+        const bool alone = r->receiver_copies_ && group_.peers[to].message_waits.load(std::memory_order_relaxed);
+        if (copies && !alone) moved |= copy_there(c, *r, to);
         if (!copied(c.rendezvous, r->bytes())) return false;
         complete(*r);
         out.sends.pop_front();

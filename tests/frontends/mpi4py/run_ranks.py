@@ -374,6 +374,18 @@ def datatypes() -> None:
     again.Wait()
     equal(into[:, 0], grid[:, 2])
     into[:] = 0
+    pairs = np.empty(2 * size + 1, "i4")
+    spec = [pairs, ([1] * size, [2 * i for i in range(size)]), MPI.INT]
+    for wait in (comm.Iallgatherv(np.array([rank], "i4"), spec), comm.Allgatherv_init(np.array([rank], "i4"), spec)):
+        if isinstance(wait, MPI.Prequest):
+            wait.Start()
+        wait.Wait()
+        equal(pairs[: 2 * size : 2], range(size))
+        pairs[:] = -1
+    request = comm.Isend(np.array([rank, 5], "i4"), right)
+    comm.Recv([pairs, (2, 1), MPI.INT], left)
+    request.Wait()
+    equal(pairs[1:3], [left, 5])
     kind, op = MPI.DOUBLE.Dup(), MPI.Op.Create(lambda a, b, t: np.copyto(b, a), commute=False)
     first = np.empty(2)
     request = comm.Iallreduce([np.array([rank, 1.0]), kind], [first, kind], op)

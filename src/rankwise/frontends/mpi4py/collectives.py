@@ -433,8 +433,12 @@ class BufferCollectives(Messages):
     """For each row `Bcast`, which blocks, `Ibcast`, which returns a Request, and `Bcast_init`, a Prequest."""
 
 
+def _kept(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return kept(args), {name: kept(value) for name, value in options.items()}
+
+
 def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
-    body = prepare(c, *kept(args), **{name: kept(value) for name, value in options.items()})
+    body = prepare(c, *args, **options)
     keep = (c.group, args, options)
     return Pending(ArrayWork(c.comm.start_call(body), nothing, c.group.pending, keep).started())
 
@@ -448,13 +452,12 @@ def _methods(
             c.comm.call(prepare(c, *args, **options))
 
     def started(self: Messages, *args: Any, **options: Any) -> Request:
-        return Request._of(_begin(self._live(), prepare, args, options))
+        return Request._of(_begin(self._live(), prepare, *_kept(args, options)))
 
     def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
         c = self._live()
         prepare(c, *args, **options)  # so that a bad argument raises here
-        args, options = kept(args), {name: kept(value) for name, value in options.items()}
-        return Prequest._of(Persistent(partial(_begin, c, prepare, args, options)))
+        return Prequest._of(Persistent(partial(_begin, c, prepare, *_kept(args, options))))
 
     return blocking, started, persistent
 

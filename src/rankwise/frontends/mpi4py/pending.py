@@ -196,8 +196,13 @@ class ToItself(Pending):
             time.sleep(1e-4)
 
     def cancel(self) -> None:
-        if not self.done() and Arriving(self.group, self.rank, self.tag).done():  # which takes the message, undelivered
+        if self.done():
+            return
+        taking = Arriving(self.group, self.rank, self.tag)
+        if taking.done():  # it has the message now, and does not deliver it
             self.cancelled = self.complete = True
+        else:
+            taking.cancel()
 
 
 class Persistent(Pending):

@@ -48,7 +48,7 @@ def kept(given: Any) -> Any:
     """An argument of a call that goes on after it returns, with copies of its handles: the program may free its own."""
     if isinstance(given, Handle):
         return given._root(given)
-    return [kept(each) for each in given] if isinstance(given, (list, tuple)) else given
+    return type(given)(map(kept, given)) if type(given) in (list, tuple) else given
 
 
 class Blocks:
