@@ -83,7 +83,7 @@ def test_gradients_are_the_numerical_ones(n: int, dtype: str) -> None:
                 except Exception as error:
                     raise AssertionError(f"{name}: {error}") from error
 
-    run_ranks(n, ranks, backend="threads" if n == 1 else "shm")
+    run_ranks(n, ranks, backend="threads" if n == 1 else "shm", timeout=200)
 
 
 def test_inputs_are_left_alone_and_results_are_new() -> None:
