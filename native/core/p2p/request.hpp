@@ -123,7 +123,7 @@ private:
     bool matched_ =
         false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
     bool rendezvous_ = false;       // send: it bypasses the ring
-    bool receiver_copies_ = false;  // send: alone, as long as the receiver waits for messages
+    bool receiver_copies_ = false;  // send: the receiver copies alone, as long as it waits for messages
     bool in_ring_ = false;          // send: the header that precedes its data is in the ring
     int offer_ = -1;                // send: the number under which its data is offered
     int slot_ = -1;                 // send: where the receiver marks that it copies the data

@@ -376,10 +376,11 @@ def datatypes() -> None:
     into[:] = 0
     pairs = np.empty(2 * size + 1, "i4")
     spec = [pairs, ([1] * size, [2 * i for i in range(size)]), MPI.INT]
-    for wait in (comm.Iallgatherv(np.array([rank], "i4"), spec), comm.Allgatherv_init(np.array([rank], "i4"), spec)):
-        if isinstance(wait, MPI.Prequest):
-            wait.Start()
-        wait.Wait()
+    own = np.array([rank], "i4")
+    for request in (comm.Iallgatherv(own, spec), comm.Allgatherv_init(own, spec)):
+        if isinstance(request, MPI.Prequest):
+            request.Start()
+        request.Wait()
         equal(pairs[: 2 * size : 2], range(size))
         pairs[:] = -1
     request = comm.Isend(np.array([rank, 5], "i4"), right)

@@ -20,7 +20,7 @@ ORDER_F = ORDER_FORTRAN = 57
 DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
 
 
-_LARGEST_PIECE = 2**31 - 1  # bytes, of NumPy
+_LARGEST_PIECE = 2**31 - 1  # bytes: NumPy has no larger elements
 
 
 class Layout:
@@ -63,7 +63,7 @@ class Layout:
     def pieces(self, memory: Bytes) -> Any:
         """The memory as an array whose item i is the piece at byte i."""
         if self.width > _LARGEST_PIECE:
-            raise error("ERR_TYPE", f"a datatype with a gap cannot have {self.width} bytes in a row, only 2 GiB - 1")
+            raise error("ERR_TYPE", f"pieces of {self.width} bytes cannot be packed: the limit is {_LARGEST_PIECE}")
         shape = (max(0, memory.size - self.width + 1),)
         return np.ndarray(shape, f"V{self.width}", memory, strides=(1,))
 
