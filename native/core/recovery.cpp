@@ -110,7 +110,7 @@ void free_lost_buffers(Segment& segment) {
             for (int to = 0; to < group.nranks; ++to)
                 if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
                     in_use = in_use || !segment.heap().room(channel, BlockKind::Channel) ||
-                             segment.at<Channel>(channel)->rendezvous.writing.load();
+                             segment.at<Channel>(channel)->sender_writes();
         }
     });
     if (in_use) return;

@@ -1,6 +1,8 @@
 // Tests send and recv: order, tags, messages to oneself, large messages both ways, receives posted early and late.
 #include <unistd.h>
 
+#include <cstring>
+
 #include "ranks.hpp"
 #include "refuse_memory.hpp"
 
@@ -111,6 +113,89 @@ void given_up_in_an_exchange(Comm& c) {
     std::fill(out.begin(), out.end(), -1);
     receiving->wait(std::nullopt);
     CHECK(in == message(previous, 9, count), "a send given up in an exchange");
+}
+
+// Both ranks copy a large object, and the arrays between objects; nobody waits for some of the sends.
+void objects_between_arrays(Comm& c) {
+    if (c.rank() > 1) return;
+    for (int i = 0; i < 40; ++i) {
+        const int from = i / 4 % 2, other = 1 - c.rank();
+        const bool object = i % 3, waits = i % 2;
+        const auto sent = message(from, i, 100003);
+        const uint64_t bytes = sent.size() * 8;
+        if (c.rank() == from) {
+            const auto* data = reinterpret_cast<const uint8_t*>(sent.data());
+            const auto sending =
+                object ? c.messages().send_object({Part{data, 100}, Part{data + 100, bytes - 100}}, other, i, {}, waits)
+                       : c.messages().send(sent.data(), sent.size(), DType::I64, other, i, {}, waits);
+            sending->wait(std::nullopt);
+            continue;
+        }
+        if (object) {
+            const auto receiving = c.messages().recv_any({Wanted::Object}, other, i);
+            receiving->wait(std::nullopt);
+            const Memory memory = receiving->take_memory();
+            CHECK(receiving->count() == bytes && !std::memcmp(memory.data(), sent.data(), bytes), "object " << i);
+        } else {
+            std::vector<int64_t> in(sent.size());
+            c.messages().recv(in.data(), in.size(), DType::I64, other, i)->wait(std::nullopt);
+            CHECK(in == sent, "array " << i);
+        }
+    }
+}
+
+// An object is fetched before the sender of an array has seen that its receive is complete.
+void object_after_an_array(Comm& c) {
+    if (!c.conditions().single_copy) return;
+    for (uint64_t count : {20000, 1 << 16, 1 << 18}) {
+        const auto array = message(0, 1, 1 << 17), object = message(0, 2, count);
+        if (c.rank() == 0) {
+            const Part part{reinterpret_cast<const uint8_t*>(object.data()), count * 8};
+            const auto first = c.messages().send_object({part}, 1, 1, {}, true);
+            meet(c);
+            meet(c);
+            const auto second = c.messages().send(array.data(), array.size(), DType::I64, 1, 2, {}, true);
+            meet(c);
+            meet(c);
+            first->wait(std::nullopt);
+            second->wait(std::nullopt);
+            continue;
+        }
+        meet(c);
+        std::vector<int64_t> in(array.size());
+        const auto receiving = c.messages().recv(in.data(), in.size(), DType::I64, 0, 2);
+        meet(c);
+        meet(c);
+        receiving->wait(std::nullopt);
+        CHECK(in == array, "the array");
+        const auto fetching = c.messages().recv_any({Wanted::Object}, 0, 1);
+        fetching->wait(std::nullopt);
+        const Memory memory = fetching->take_memory();
+        CHECK(!std::memcmp(memory.data(), object.data(), count * 8), "an object of " << count);
+        meet(c);
+    }
+}
+
+// A message that stays with its sender and that a posted receive refuses is still there for another one.
+void refused_and_offered(Comm& c) {
+    const int64_t done = 1;
+    const auto out = message(0, 6, 20003);
+    if (c.rank() == 0) {
+        meet(c);
+        c.messages().send(out.data(), out.size(), DType::I64, 1, 6)->wait(std::nullopt);
+        c.messages().send_now(&done, 1, DType::I64, 1, 7);
+        return;
+    }
+    std::vector<int64_t> in(out.size() + 1);
+    const auto refusing = c.messages().recv(in.data(), in.size(), DType::I64, 0, 6);
+    meet(c);
+    CHECK_EQ(ranks::thrown([&] { refusing->wait(std::nullopt); }), "Mismatch");
+    CHECK(!c.messages().probe(0, 8), "no such message");  // takes what is offered
+    int64_t last = 0;
+    c.messages().recv_now(&last, 1, DType::I64, 0, 7);
+    in.pop_back();
+    c.messages().recv_now(in.data(), in.size(), DType::I64, 0, 6);
+    CHECK(in == out && last == done, "refused, and then received");
 }
 
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
@@ -303,6 +388,9 @@ void every_kind(Comm& c) {
     if (c.world_size() > 1) large_both_ways(c);
     if (c.world_size() > 1) posted_receives(c);
     if (c.world_size() > 1) given_up_in_an_exchange(c);
+    if (c.world_size() > 1) objects_between_arrays(c);
+    if (c.world_size() == 2) object_after_an_array(c);
+    if (c.world_size() == 2) refused_and_offered(c);
     if (c.world_size() == 2) posted_receives_without_a_match(c);
     wrong_size_loses_nothing(c);
     timeout_keeps_the_request(c);

@@ -1,4 +1,4 @@
-// The channel for messages from one rank to another: a ring of bytes, and the rendezvous of a large message.
+// The channel for messages from one rank to another: a ring of bytes, and the rendezvous of large messages.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -11,27 +11,37 @@
 
 namespace rankwise {
 
-// A receive of a large message is posted here with the address of its buffer. A sender that finds it here matches it
-// and does not use the ring: both ranks copy the message directly, piece by piece, each from one end, until they meet,
-// or only the receiver does (Request::receiver_copies_).
+// How both ranks copy a large message: piece by piece, each from one end, until they meet, or only the receiver does
+// (Request::receiver_copies_). In a channel's `posted`, the receiver has posted a receive with the address of its
+// buffer; a sender that finds it there matches it and does not use the ring. In its `fetched`, the receiver copies an
+// offered message, and the sender may help.
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
     // Shows whether a stray write has changed an address: it must not be used.
     static uint64_t digest_of(uint64_t address, uint64_t bytes) { return mix(mix(0x5eed, address), bytes); }
 
-    // The stage, and above it the number of receives posted, so that a sender can match only the receive that it has
+    // The stage, and above it how many there were before, so that a sender can match, or help with, only what it has
     // read.
     alignas(kCacheLine) std::atomic<uint64_t> state;
     // Written by the receiver before it posts; the address has a digest, as has the next one.
     std::atomic<uint64_t> to, to_digest, count;
     std::atomic<uint32_t> dtype;
-    std::atomic<int32_t> tag;
-    alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;  // written by the sender before it matches the receive
-    std::atomic<uint64_t> piece;                                  // the size of the pieces, written likewise
-    std::atomic<uint64_t> begun, done;                            // number of pieces
+    std::atomic<int32_t> tag;  // of what is fetched: the number of the offer
+    // Written by the sender before it matches the receive; of what is fetched, all but `writing` by the receiver.
+    alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;
+    std::atomic<uint64_t> piece;        // the size of the pieces
+    std::atomic<uint64_t> begun, done;  // number of pieces
     std::atomic<int32_t> sent_tag;
     std::atomic<uint32_t> writing;  // the sender is copying a piece, or about to
+
+    // While it lives, the sender may copy.
+    struct Writing {
+        Rendezvous& m;
+        explicit Writing(Rendezvous& m) : m(m) { m.writing.store(1); }
+        ~Writing() { m.writing.store(0); }
+        Writing(const Writing&) = delete;
+    };
 };
 
 // What follows a header in the ring.
@@ -83,13 +93,15 @@ enum class OfferStage : uint32_t { Free, Offered, Copying, Copied, Cancelled };
 struct Channel {
     uint64_t capacity;
     uint64_t first_stamp;  // random
-    Rendezvous rendezvous;
+    Rendezvous posted, fetched;
     static constexpr int kOffers = 256;
     alignas(kCacheLine) std::atomic<OfferStage> offers[kOffers];
     alignas(kCacheLine) std::atomic<uint64_t> written;  // changed by the sender
     alignas(kCacheLine) std::atomic<uint64_t> read;     // changed by the receiver
     alignas(kCacheLine) uint8_t ring[];
 
+    // Whether the sender is copying into the receiver's memory, or about to.
+    bool sender_writes() const { return posted.writing.load() || fetched.writing.load(); }
     // The capacity is a power of two: a division would take longer than a short message's copy.
     uint64_t place(uint64_t at) const { return at & (capacity - 1); }
     // Messages start at multiples of kCacheLine.

@@ -14,7 +14,8 @@ struct Offer {
     int number;               // by which both ranks identify it
     int slot;                 // where the receiver marks that it copies the data
     std::vector<Part> parts;  // in the sender's memory; empty if the receiver cannot copy them
-    bool fetched = false;     // the receiver has copied the data, or requested it
+    bool fetched = false;     // the receiver has begun to copy the data, or requested it
+    bool shared = false;      // and its sender may help
 };
 
 // A message that has arrived, or begun to.

@@ -299,7 +299,7 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || r->cancelled_) return;
     if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
-    if (r->message_ && r->message_->offered()) fetch_claimed(r->peer_);
+    if (r->message_ && r->message_->offer) finish_claimed(r->peer_);
     if (r->complete_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
@@ -466,6 +466,7 @@ std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::option
         receives_.remove(*r);
     }
     m->at = m->kept.data();
+    if (m->offer && m->kept) fetch(m);
     arrived_.add(m);
     publish_room();
     return m;

@@ -96,7 +96,7 @@ private:
         std::shared_ptr<Message> message;
         uint64_t pad = 0;                                               // bytes to skip behind it
         std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
-        std::vector<std::shared_ptr<Message>> claimed{};                // offered, and still to be fetched
+        std::vector<std::shared_ptr<Message>> claimed{};                // offered, and not fetched yet
     };
     using Sends = std::deque<std::shared_ptr<Request>>;
     struct Outgoing {     // what goes to one destination
@@ -139,11 +139,14 @@ private:
     uint64_t receive_posted_for(Channel& c, const Request& send) const;
     void poll_for_receive(int to, const Request& send);
     bool match(Channel& c, Request& send, int to, uint64_t state);
-    bool copy_there(Channel& c, Request& send, int to);
+    bool copy_there(Rendezvous& m, Request& send, int to);
     void finish_rendezvous(Request& send);
     uint64_t piece_of(const Rendezvous& m, uint64_t bytes);
     bool copied(const Rendezvous& m, uint64_t bytes);
-    bool copy_here(Rendezvous& m, const Request& receive, uint64_t from);
+    template <class Copy> bool copy_here(Rendezvous& m, uint64_t bytes, Copy&& copy);
+    bool share(const Message& message);
+    bool fetch_shared(const Message& message);
+    bool help_to_fetch(Channel& c, int to);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
@@ -164,8 +167,9 @@ private:
     bool claim(Message& message);
     bool cancelled(Message& message);
     Message* first_arrived(int from, int tag, Request* wanted);
-    void fetch(const std::shared_ptr<Message>& message);
+    bool fetch(const std::shared_ptr<Message>& message);
     bool fetch_claimed(int from);
+    void finish_claimed(int from);
     void take_offers();
     void answer(int from, const Header& header);
     void send_answers(int to);

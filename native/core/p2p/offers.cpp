@@ -1,7 +1,8 @@
 // Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room,
 // and large ones, of which it then makes one copy in place of two (an object with an array of 1 MiB, round trip: 577
-// to 269 us). The receiver copies the data from the sender's memory, or, where it cannot, requests it through the ring.
-// An offered message is matched like any other one, so that a later message can be received before it.
+// to 269 us). The receiver copies the data from the sender's memory, with the help of a sender that waits, or, where it
+// cannot, requests it through the ring. An offered message is matched like any other one, so that a later message can
+// be received before it.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -77,29 +78,34 @@ bool Messages::cancelled(Message& m) {
     return !claim(m);
 }
 
-// The message is claimed and has memory: copy the data there, or request it.
-void Messages::fetch(const std::shared_ptr<Message>& message) {
+// The message is claimed and has memory: copy the data there, or request it. Returns whether that is done, which it is
+// not while its sender helps.
+bool Messages::fetch(const std::shared_ptr<Message>& message) {
     Message& m = *message;
     Offer& offer = *m.offer;
     auto& answers = outgoing_[m.from].answers;
-    offer.fetched = true;
+    const bool first = !std::exchange(offer.fetched, true);
     if (offer.parts.empty()) {
         incoming_[m.from].requested.emplace(offer.number, message);
         answers.push_back(Header::about_offer(Form::Request, offer.number));
-        return;
+        return true;
     }
-    bool copied = true;
+    if (first) offer.shared = share(m);
+    if (offer.shared && !fetch_shared(m)) return false;
+    bool copied = !group_.failed();
     uint8_t* to = m.at;
-    for (const Part& part : offer.parts)
-        for (uint64_t done = 0; copied && done < part.bytes; done += kBytesPerCheck) {
-            const uint64_t bytes = std::min(part.bytes - done, kBytesPerCheck);
+    for_stretches(offer.parts, 0, offer.shared ? 0 : m.header.bytes, [&](const uint8_t* data, uint64_t bytes) {
+        for (uint64_t done = 0; copied && done < bytes; done += kBytesPerCheck) {
+            const uint64_t length = std::min(bytes - done, kBytesPerCheck);
             copied = !group_.failed() &&
-                     transport_.memory.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(part.data) + done, bytes);
-            to += bytes;
+                     transport_.memory.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(data) + done, length);
+            to += length;
         }
+    });
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     answers.push_back(Header::about_offer(Form::Copied, offer.number));
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
+    return true;
 }
 
 // Fetches the messages from this source that receives have matched. That comes later than the match, because the second
@@ -107,12 +113,26 @@ void Messages::fetch(const std::shared_ptr<Message>& message) {
 bool Messages::fetch_claimed(int from) {
     std::vector<std::shared_ptr<Message>>& claimed = incoming_[from].claimed;
     if (claimed.empty()) return false;
-    for (const auto& m : std::exchange(claimed, {})) {
-        fetch(m);
+    const size_t before = claimed.size();
+    const bool begins = claimed.front()->offered();
+    while (!claimed.empty() && fetch(claimed.front())) {
+        const std::shared_ptr<Message> m = claimed.front();
+        claimed.erase(claimed.begin());
         if (!m->left) finish(*m);
     }
     send_answers(from);
-    return true;
+    return begins || claimed.size() < before;
+}
+
+// The same, until all are here or their sender has ended. If the sender is stopped meanwhile, the group fails.
+void Messages::finish_claimed(int from) {
+    const auto ended = [&] {
+        fetch_claimed(from);
+        return incoming_[from].claimed.empty() || transport_.ended(from);
+    };
+    if (!Waiter(kStoppedPeer).watch({}, ended))
+        fail_group(group_, Cause::PeerLost, rank_, 0,
+                   "gave up a receive while rank " + std::to_string(from) + " was sending to it");
 }
 
 // Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep

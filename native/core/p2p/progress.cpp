@@ -245,8 +245,10 @@ InBackground::Next Messages::advance() noexcept {
         if (!over() && pending()) return progress_ == Progress::StandsBy ? Next::Soon : Next::Later;
     }
     if (!closing_ && group_.failed()) {
-        try {  // nothing is copied any more, and the senders of these messages need not wait
+        try {  // the senders of these messages need not wait; nothing is copied but what a sender has begun
             for (int p = 0; p < n_; ++p) fetch_claimed(p);
+            if (std::ranges::any_of(incoming_, [](const Incoming& in) { return !in.claimed.empty(); }))
+                return Next::Soon;
         } catch (const std::exception&) {  // a channel has been overwritten, or there is no memory for an answer
         }
     }
@@ -277,7 +279,7 @@ std::string Messages::close(double timeout) {
         closing_ = true;
         for (int p = 0; p < n_; ++p) {
             try {
-                fetch_claimed(p);
+                finish_claimed(p);
                 cancel_posted(p);
                 cancel_offers(p);
                 const Sends& sends = outgoing_[p].sends;

@@ -23,7 +23,7 @@ void Messages::post_receive(const std::shared_ptr<Request>& r) {
     if (!transport_.conditions().single_copy || r->bytes() < tuning::kRendezvous || receives_.unmatched_for(from) > 1)
         return;
     if (!transport_.memory.reachable(r->data_, r->bytes(), reachable_)) return;
-    Rendezvous& m = channel(from, rank_, true)->rendezvous;
+    Rendezvous& m = channel(from, rank_, true)->posted;
     const auto to = reinterpret_cast<uint64_t>(r->data_);
     m.to.store(to, std::memory_order_relaxed);
     m.to_digest.store(Rendezvous::digest_of(to, r->bytes()), std::memory_order_relaxed);
@@ -40,7 +40,7 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     std::shared_ptr<Request>& r = posted_[from];
     if (!r) return true;
     Channel& c = *channel(from, rank_, true);
-    Rendezvous& m = c.rendezvous;
+    Rendezvous& m = c.posted;
     uint64_t state = m.state.load();
     if (Rendezvous::stage(state) == Rendezvous::Posted) {
         if (!c.waiting()) return false;
@@ -53,7 +53,10 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
     const uint64_t bytes = r->bytes(), there = m.from.load(std::memory_order_relaxed);
     if (m.from_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
         overwritten("the address", from, rank_);
-    moved |= copy_here(m, *r, there);
+    if (there != kUnreachable)
+        moved |= copy_here(m, bytes, [&](uint64_t at, uint64_t length) {
+            return transport_.memory.try_copy(from, false, r->data_ + at, there + at, length);
+        });
     if (!copied(m, bytes)) return false;
     const std::shared_ptr<Request> received = std::move(r);
     r.reset();
@@ -71,7 +74,7 @@ bool Messages::progress_rendezvous(int from, bool& moved) {
 void Messages::cancel_posted(int from, Memory copy) {
     const std::shared_ptr<Request> r = posted_[from];
     if (!r) return;
-    Rendezvous& m = channel(from, rank_, true)->rendezvous;
+    Rendezvous& m = channel(from, rank_, true)->posted;
     uint64_t state = m.state.load();
     if (Rendezvous::stage(state) == Rendezvous::Posted &&
         m.state.compare_exchange_strong(state, state - Rendezvous::Posted)) {
@@ -97,7 +100,7 @@ void Messages::cancel_posted(int from, Memory copy) {
 
 // The state of the Rendezvous if the receive posted there matches this message and the ring is empty, else 0.
 uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
-    const Rendezvous& m = c.rendezvous;
+    const Rendezvous& m = c.posted;
     const uint64_t state = m.state.load();
     if (Rendezvous::stage(state) != Rendezvous::Posted || c.room() != c.capacity) return 0;
     const int tag = m.tag.load(std::memory_order_relaxed);
@@ -108,7 +111,7 @@ uint64_t Messages::receive_posted_for(Channel& c, const Request& r) const {
 
 // Polls briefly for the receive of a large message, because a rendezvous saves more time than the polling takes.
 void Messages::poll_for_receive(int to, const Request& r) {
-    if (!transport_.conditions().single_copy || r.bytes() < tuning::kPollForReceive) return;
+    if (!transport_.conditions().single_copy || r.object_ || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
     const auto times = int(std::min(r.bytes() / tuning::kPollForReceive, tuning::kLongestPoll));
     for (int i = policy_.first_polls * times; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
@@ -119,7 +122,7 @@ void Messages::poll_for_receive(int to, const Request& r) {
 
 // Matches the receive posted in this state, unless it has been cancelled; returns whether it did.
 bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
-    Rendezvous& m = c.rendezvous;
+    Rendezvous& m = c.posted;
     const uint64_t there = m.to.load(std::memory_order_relaxed);
     if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, r.bytes())) {
         // The receiver may have cancelled its receive, and posted another one, meanwhile.
@@ -145,43 +148,47 @@ bool Messages::match(Channel& c, Request& r, int to, uint64_t state) {
     r.matched_ = r.rendezvous_ =
         m.state.compare_exchange_strong(state, state - Rendezvous::Posted + Rendezvous::Matched);
     if (!r.rendezvous_) return false;
-    if (!shared) copy_there(c, r, to);
+    if (!shared) copy_there(m, r, to);
     notify(to);
     return true;
 }
 
 // The sender copies, from the beginning, the pieces that the receiver has not begun; returns whether there were any.
-bool Messages::copy_there(Channel& c, Request& r, int to) {
-    Rendezvous& m = c.rendezvous;
+bool Messages::copy_there(Rendezvous& m, Request& r, int to) {
     const uint64_t bytes = r.bytes(), piece = piece_of(m, bytes), before = r.sent_;
     const auto left = [&](uint64_t begun) { return begun * piece < bytes && r.sent_ < bytes && !group_.failed(); };
     if (!left(m.begun.load(std::memory_order_relaxed))) return false;
-    const uint64_t there = m.to.load(std::memory_order_relaxed);
-    if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
-        overwritten("the address", rank_, to);
-    m.writing.store(1);
-    while (left(m.begun.load(std::memory_order_relaxed)) && left(m.begun.fetch_add(1))) {
+    const Rendezvous::Writing writing(m);
+    bool copied_it = true;
+    while (copied_it && left(m.begun.load(std::memory_order_relaxed)) && left(m.begun.fetch_add(1))) {
+        // The receiver does not change the address while a piece is being copied.
+        uint64_t there = m.to.load(std::memory_order_relaxed);
+        if (m.to_digest.load(std::memory_order_relaxed) != Rendezvous::digest_of(there, bytes))
+            overwritten("the address", rank_, to);
         const uint64_t at = r.sent_, length = std::min(piece, bytes - at);
+        there += at;
         r.sent_ += length;
-        if (!transport_.memory.try_copy(to, true, r.data_ + at, there + at, length)) break;
-        m.done.fetch_add(1);
+        r.for_stretches(at, length, [&](const uint8_t* data, uint64_t here) {
+            copied_it = copied_it && transport_.memory.try_copy(to, true, const_cast<uint8_t*>(data), there, here);
+            there += here;
+        });
+        if (copied_it) m.done.fetch_add(1);
     }
-    m.writing.store(0);
     if (copied(m, bytes)) notify(to);
     return r.sent_ > before;
 }
 
 // A matched send is given up: this rank copies the pieces that the receiver has not begun, and waits for the others.
 void Messages::finish_rendezvous(Request& r) {
-    Channel& c = *channel(rank_, r.peer_, true);
+    Rendezvous& m = channel(rank_, r.peer_, true)->posted;
     const auto ended = [&] {
-        copy_there(c, r, r.peer_);
-        return copied(c.rendezvous, r.bytes()) || group_.failed() || transport_.ended(r.peer_);
+        copy_there(m, r, r.peer_);
+        return copied(m, r.bytes()) || group_.failed() || transport_.ended(r.peer_);
     };
     if (!Waiter(kStoppedPeer).watch({}, ended))
         return fail_group(group_, Cause::PeerLost, rank_, 0,
                           "gave up a send while rank " + std::to_string(r.peer_) + " was receiving it");
-    if (!copied(c.rendezvous, r.bytes())) return;
+    if (!copied(m, r.bytes())) return;
     complete(r);
     outgoing_[r.peer_].sends.pop_front();
 }
@@ -200,19 +207,73 @@ bool Messages::copied(const Rendezvous& m, uint64_t bytes) {
 }
 
 // The receiver copies the pieces that the sender has not begun, from the end; returns whether there were any.
-bool Messages::copy_here(Rendezvous& m, const Request& r, uint64_t from) {
-    const uint64_t bytes = r.bytes(), piece = piece_of(m, bytes), pieces = (bytes + piece - 1) / piece;
-    if (from == kUnreachable) return false;
+// copy(at, length): returns whether it has.
+template <class Copy> bool Messages::copy_here(Rendezvous& m, uint64_t bytes, Copy&& copy) {
+    const uint64_t piece = piece_of(m, bytes), pieces = (bytes + piece - 1) / piece;
     uint64_t mine = 0;
     // `mine` bounds the loop even if a stray write has overwritten the count.
     while (mine < pieces && m.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            m.begun.fetch_add(1) < pieces) {
         const uint64_t at = (pieces - ++mine) * piece;
-        if (!transport_.memory.try_copy(r.peer_, false, r.data_ + at, from + at, std::min(piece, bytes - at)))
-            return true;
+        if (!copy(at, std::min(piece, bytes - at))) return true;
         m.done.fetch_add(1);
     }
     return mine > 0;
+}
+
+// ---- an offered message that both ranks copy: an object with an array of 1 MiB, round trip from 300 to 190 us ----
+
+// Lets the sender of this message help, unless they exchange messages: then each rank copies what it receives. Returns
+// whether it may.
+bool Messages::share(const Message& message) {
+    const uint64_t bytes = message.header.bytes, piece = tuning::rendezvous_piece(bytes);
+    const Outgoing& out = outgoing_[message.from];
+    if (!message.receive || bytes <= piece || !out.sends.empty() || !out.offered.empty()) return false;
+    Rendezvous& m = channel(message.from, rank_, false)->fetched;
+    const uint64_t state = m.state.load(std::memory_order_relaxed), to = reinterpret_cast<uint64_t>(message.at);
+    // A sender that is still writing may not know yet that the last message is here.
+    if (Rendezvous::stage(state) != Rendezvous::Nothing || m.writing.load() ||
+        !transport_.memory.reachable(message.at, bytes, reachable_))
+        return false;
+    m.to.store(to, std::memory_order_relaxed);
+    m.to_digest.store(Rendezvous::digest_of(to, bytes), std::memory_order_relaxed);
+    m.tag.store(message.offer->number, std::memory_order_relaxed);
+    m.piece.store(piece, std::memory_order_relaxed);
+    m.begun.store(0, std::memory_order_relaxed);
+    m.done.store(0, std::memory_order_relaxed);
+    m.state.store(state + 4 + Rendezvous::Matched);
+    if (group_.peers[message.from].message_waits.load(std::memory_order_relaxed)) notify(message.from);
+    return true;
+}
+
+// The receiver's part. Returns whether all is copied, or nothing more will be.
+bool Messages::fetch_shared(const Message& message) {
+    Rendezvous& m = channel(message.from, rank_, false)->fetched;
+    copy_here(m, message.header.bytes, [&](uint64_t at, uint64_t length) {
+        bool all = true;
+        uint8_t* to = message.at + at;
+        for_stretches(message.offer->parts, at, length, [&](const uint8_t* data, uint64_t here) {
+            all = all && transport_.memory.try_copy(message.from, false, to, reinterpret_cast<uint64_t>(data), here);
+            to += here;
+        });
+        return all;
+    });
+    const bool over = group_.failed() && (!m.writing.load() || transport_.ended(message.from));
+    if (!over && !copied(m, message.header.bytes)) return false;
+    m.state.store(m.state.load(std::memory_order_relaxed) & ~uint64_t(3));
+    return true;
+}
+
+// The sender's part, unless it receives messages itself; returns whether it has copied something.
+bool Messages::help_to_fetch(Channel& c, int to) {
+    Rendezvous& m = c.fetched;
+    const uint64_t state = m.state.load();
+    if (Rendezvous::stage(state) != Rendezvous::Matched || !receives_.empty()) return false;
+    // If it is still the same, the receiver now shares no other message.
+    const Rendezvous::Writing writing(m);
+    if (m.state.load() != state) return false;
+    const auto found = outgoing_[to].offered.find(m.tag.load(std::memory_order_relaxed));
+    return found != outgoing_[to].offered.end() && !found->second->cancelled_ && copy_there(m, *found->second, to);
 }
 
 }  // namespace rankwise

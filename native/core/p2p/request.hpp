@@ -43,6 +43,21 @@ struct Part {
     uint64_t bytes;
 };
 
+// Calls f(data, bytes) for each stretch of these bytes of the parts that is contiguous in memory.
+template <class F> void for_stretches(const std::vector<Part>& parts, uint64_t at, uint64_t bytes, F&& f) {
+    for (const Part& part : parts) {
+        if (at >= part.bytes) {
+            at -= part.bytes;
+            continue;
+        }
+        const uint64_t here = std::min(bytes, part.bytes - at);
+        if (here) f(part.data + at, here);
+        bytes -= here;
+        if (!bytes) return;
+        at = 0;
+    }
+}
+
 // A message that has arrived and not been received.
 struct Arrival {
     int source, tag;
@@ -88,20 +103,9 @@ private:
     friend class PostedReceives;
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
     bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object; }
-    // Calls f(data, bytes) for each stretch of the message's bytes from `at` on that is contiguous in memory.
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
         if (parts_.empty()) return f(data_ + at, bytes);
-        for (const Part& part : parts_) {
-            if (at >= part.bytes) {
-                at -= part.bytes;
-                continue;
-            }
-            const uint64_t here = std::min(bytes, part.bytes - at);
-            if (here) f(part.data + at, here);
-            bytes -= here;
-            if (!bytes) return;
-            at = 0;
-        }
+        rankwise::for_stretches(parts_, at, bytes, f);
     }
 
     std::weak_ptr<Messages> messages_;
@@ -119,7 +123,7 @@ private:
     Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
                      // message
     bool stays_ = false;  // send: nobody waits for it, so its data may stay where it is
-    uint64_t sent_ = 0;   // send: bytes written to the ring
+    uint64_t sent_ = 0;   // send: bytes written to the ring, or copied from the beginning
     bool matched_ =
         false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
     bool rendezvous_ = false;       // send: it bypasses the ring

@@ -7,7 +7,7 @@ bool Messages::push(int to, bool copies) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
     Channel& c = *channel(rank_, to, true);
-    bool moved = false;
+    bool moved = copies && !out.offered.empty() && help_to_fetch(c, to);
     for (;;) {
         if (!out.writing && !begin_next(c, to, copies, moved)) return moved;
         if (!out.writing) continue;  // that was a whole message
@@ -35,8 +35,8 @@ bool Messages::begin_next(Channel& c, int to, bool copies, bool& moved) {
     if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) moved |= match(c, *r, to, state);
     if (r->rendezvous_) {
         const bool alone = r->receiver_copies_ && group_.peers[to].message_waits.load(std::memory_order_relaxed);
-        if (copies && !alone) moved |= copy_there(c, *r, to);
-        if (!copied(c.rendezvous, r->bytes())) return false;
+        if (copies && !alone) moved |= copy_there(c.posted, *r, to);
+        if (!copied(c.posted, r->bytes())) return false;
         complete(*r);
         out.sends.pop_front();
         return moved = true;
@@ -177,7 +177,6 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
             overwritten("an offer", from, rank_);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->receive) in.claimed.push_back(m);
-        else if (m && m->at) fetch(m);  // into memory of its own
         break;
     }
     case Form::Request:
