@@ -16,14 +16,21 @@ from pathlib import Path
 class Outcomes(unittest.TestResult):
     """Each test by its id: "passed", "skipped: why" or the last lines of its error."""
 
-    def __init__(self, left_out: list[str]) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.outcomes: dict[str, str] = {}
-        self._left_out = left_out
+        self._path = path
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self.outcomes[test.id()] = "passed"
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        self.write()
+
+    def write(self) -> None:
+        self._path.write_text(json.dumps(self.outcomes))
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self.outcomes[test.id()] = f"skipped: {reason}"
@@ -54,15 +61,13 @@ def main() -> None:
     arrays = import_module("arrayimpl")
     arrays.ArrayBackends[:] = [kind for kind in arrays.ArrayBackends if "GPU" not in kind.__name__]
     rank = MPI.COMM_WORLD.Get_rank()
-    outcomes = Outcomes(left_out)
-    path = Path(f"{results}.{rank}")
+    tests = tests_of(unittest.defaultTestLoader.loadTestsFromName(Path(file).stem))
+    chosen = [test for test in tests if not any(test.id().endswith(name) for name in left_out)]
+    outcomes = Outcomes(Path(f"{results}.{rank}"))
     try:
-        for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(Path(file).stem)):
-            if not any(test.id().endswith(name) for name in left_out):
-                test.run(outcomes)
-                path.write_text(json.dumps(outcomes.outcomes))
+        unittest.TestSuite(chosen).run(outcomes)
     finally:
-        path.write_text(json.dumps(outcomes.outcomes))
+        outcomes.write()
 
 
 main()

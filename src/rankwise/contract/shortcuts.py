@@ -100,8 +100,16 @@ class Shortcuts:
     def all_to_all_v_array(self, x: object, send_counts: object, out: object, recv_counts: object) -> bool:
         return False
 
+    def all_gather_parts_array(self, x: object, out: object) -> bool:
+        """As all_gather_array, but `out` is flat; shapes are not compared."""
+        return False
+
+    def gather_parts_array(self, x: object, dst: object, out: object) -> bool:
+        """Likewise."""
+        return False
+
     def scatter_parts_array(self, x: object, src: object, out: object) -> bool:
-        """As scatter_array, but the ranks know what they receive; a shape is not compared."""
+        """Likewise; the ranks know what they receive."""
         return False
 
     def send_array(self, x: object, dst: object, tag: object) -> bool:

@@ -40,7 +40,10 @@ def test_over_another_backend() -> None:
 
 def test_the_variable_does_as_the_option(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("from mpi4py import MPI\nprint(MPI.Get_library_version().split()[0])\n")
+    program.write_text(
+        "import mpi4py.rc\nmpi4py.rc.threads = False\n"
+        "from mpi4py import MPI\nprint(MPI.Get_library_version().split()[0])\n"
+    )
     done = run(program, 1, RANKWISE_AS_MPI4PY="1")
     assert (done.returncode, done.stdout) == (0, "rankwise\n"), done.stderr
 

@@ -354,22 +354,12 @@ def _engine_name(op: Op) -> str | None:
 
 
 def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    mine, into = plain(sendbuf), every(recvbuf)
-    if mine is None or into is None or into.size != mine.size * c.size:
-        return False
-    return c.shortcuts.all_gather_array(mine, into.reshape(c.size, mine.size))
+    return c.shortcuts.all_gather_parts_array(plain(sendbuf), every(recvbuf))
 
 
 def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    mine, into = plain(sendbuf), None
-    if mine is None:
-        return False
-    if root == c.rank:
-        into = every(recvbuf)
-        if into is None or into.size != mine.size * c.size:
-            return False
-        into = into.reshape(c.size, mine.size)
-    return c.shortcuts.gather_array(mine, root, into)
+    into = every(recvbuf) if root == c.rank else None
+    return c.shortcuts.gather_parts_array(plain(sendbuf), root, into)
 
 
 def _fast_scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:

@@ -23,7 +23,7 @@ from rankwise.frontends.mpi4py.pending import (
     object_of,
 )
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
-from rankwise.frontends.mpi4py.requests import Prequest, Request, request_of
+from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, kept, ndarray, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing
@@ -31,6 +31,8 @@ from rankwise.group.object_block import assemble
 from rankwise.group.work import ArrayWork
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
+
+new = object.__new__
 
 
 class Messages(Handle[Context]):
@@ -67,14 +69,15 @@ class Messages(Handle[Context]):
         if work is None:
             inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
             return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
-        return SENT if work is True else _going_on(work)
+        return _sending(work)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        context, x = self._h or self._live(), buf if type(buf) is ndarray else plain(buf)
+        context = self._h or self._live()
+        x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.isend_array(x, dest, tag, context.group)
-        if work is True:
-            return request_of(SENT)
-        return request_of(self._begin_send(buf, dest, tag) if work is None else _going_on(work))
+        request = new(Request)  # sooner than Request._of
+        request._h = self._begin_send(buf, dest, tag) if work is None else _sending(work)
+        return request
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
@@ -131,9 +134,12 @@ class Messages(Handle[Context]):
         return Receiving(work, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        context, x = self._h or self._live(), buf if type(buf) is ndarray else plain(buf)
+        context = self._h or self._live()
+        x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
-        return request_of(self._begin_receive(buf, source, tag) if work is None else work)
+        request = new(Request)
+        request._h = self._begin_receive(buf, source, tag) if work is None else work
+        return request
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         self._live().source(source, tag)
@@ -374,8 +380,10 @@ class Message(Handle[Started], root=True):
     probe, iprobe = Probe, Iprobe
 
 
-def _going_on(work: Any) -> Started:
-    """The engine's send, which goes on even if the program drops the request."""
+def _sending(work: Any) -> Started:
+    """What isend_array has started. It goes on even if the program drops the request."""
+    if work is True:
+        return SENT
     work.started = True
     return work  # type: ignore[no-any-return]
 

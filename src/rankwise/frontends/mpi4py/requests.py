@@ -33,11 +33,12 @@ class Request(Handle[Started], root=True):
     def _finish(self) -> Started | None:
         """Wait for the operation, and detach it unless it is persistent. None if there is none."""
         h = self._h
-        if h is None:
-            return None
+        if h is SENT or h is None:
+            self._h = None
+            return h
         if not isinstance(h, Persistent):
             self._h = None
-        return h if h is SENT else completed(h)
+        return completed(h)
 
     def _done(self) -> bool:
         return self._h is None or self._h.done()
@@ -168,13 +169,6 @@ class Request(Handle[Started], root=True):
     @property
     def _active(self) -> bool:
         return self._h is not None and not (isinstance(self._h, Persistent) and self._h.active is None)
-
-
-def request_of(operation: Started) -> Request:
-    """The same as Request._of, in two thirds of the time."""
-    request = object.__new__(Request)
-    request._h = operation
-    return request
 
 
 class Prequest(Request):

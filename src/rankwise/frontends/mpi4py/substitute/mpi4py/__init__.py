@@ -35,8 +35,10 @@ rc = Rc(
     finalize=None,
     fast_reduce=True,
     recv_mprobe=True,
+    irecv_bufsz=32768,
     errors="exception",
 )
+sys.modules["mpi4py.rc"] = rc  # type: ignore[assignment]  # so that `import mpi4py.rc` finds it
 
 
 def get_config() -> dict[str, str]:
