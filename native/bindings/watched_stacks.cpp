@@ -72,7 +72,9 @@ struct WatchedPython final : rankwise::Embedding {
             const std::lock_guard lock(answer_->mutex);
             return of_program(answer_->text);
         }
-        return of_dump(dumped());
+        const std::string dump = of_dump(dumped());
+        return !dump.empty() ? dump
+                             : "none, as Python shows no frame; gdb -p " + std::to_string(getpid()) + " shows where";
     }
 
 private:
