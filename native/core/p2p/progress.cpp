@@ -123,7 +123,9 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         if (moved) waiter.poll_on();
         return false;
     };
-    if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy_, poll_once)) return true;
+    WaitPolicy policy = policy_;
+    if (transport_.conditions().oversubscribed) policy.yields = tuning::kYieldsForMessage;
+    if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy, poll_once)) return true;
     const auto check = [&] {
         check_peers(request, done);
         foreground.publish();
