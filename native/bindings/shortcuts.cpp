@@ -239,6 +239,51 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
     return parts_follow ? nb::none() : bytes_of(part);
 }
 
+// ---- equal parts, whose shapes are not compared ----
+
+// Whether the flat `all` has a part like x for each rank.
+template <class C> bool has_parts_like(const C& c, const PlainArray& x, const PlainArray& all) {
+    return x && all && all.dtype == x.dtype && all.count == x.count * uint64_t(c.world_size()) && x.apart_from(all);
+}
+
+template <class C> bool all_gather_parts(C& c, nb::handle array, nb::handle out) {
+    const PlainArray x(array, false), all(out, true);
+    if (!has_parts_like(c, x, all)) return false;
+    c.all_gather(x.data, all.data, x.count, DType(x.dtype), ArrayCall<C>(all.bytes(), x.description()));
+    return true;
+}
+
+template <class C> bool gather_parts(C& c, nb::handle array, nb::handle to, nb::handle out) {
+    const int dst = rank_or_tag(to, c.world_size());
+    const PlainArray x(array, false);
+    if (!x || dst < 0) return false;
+    uint8_t* at = nullptr;
+    if (dst == c.rank()) {
+        const PlainArray all(out, true);
+        if (!has_parts_like(c, x, all)) return false;
+        at = all.data;
+    }
+    c.gather(x.data, at, x.count, DType(x.dtype), dst,
+             ArrayCall<C>(x.bytes() * size_t(c.world_size()), x.description()));
+    return true;
+}
+
+template <class C> bool scatter_parts(C& c, nb::handle array, nb::handle from, nb::handle out) {
+    const int src = rank_or_tag(from, c.world_size());
+    const PlainArray part(out, true);
+    if (!part || src < 0) return false;
+    const uint8_t* data = nullptr;
+    if (src == c.rank()) {
+        const PlainArray x(array, false);
+        if (!has_parts_like(c, part, x)) return false;
+        data = x.data;
+    }
+    c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall<C>(part.bytes(), part.description()));
+    return true;
+}
+
+// ---- messages ----
+
 template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::handle label) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
@@ -266,7 +311,10 @@ template <class C> void define(nb::class_<C>& comm) {
         .def("reduce_scatter_array", &reduce_scatter<C>, x.none(), op.none(), out.none())
         .def("send_array", &send_array<C>, x.none(), nb::arg("dst").none(), nb::arg("tag").none())
         .def("recv_array", &recv_array<C>, x.none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("all_to_all_array", &all_to_all<C>, x.none(), out.none());
+        .def("all_to_all_array", &all_to_all<C>, x.none(), out.none())
+        .def("all_gather_parts_array", &all_gather_parts<C>, x.none(), out.none())
+        .def("gather_parts_array", &gather_parts<C>, x.none(), nb::arg("dst").none(), out.none())
+        .def("scatter_parts_array", &scatter_parts<C>, x.none(), nb::arg("src").none(), out.none());
 }
 
 }  // namespace

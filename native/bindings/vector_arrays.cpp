@@ -136,49 +136,6 @@ uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address
     return scatter_blocks_from(c, pointer(blocks), sizes, root, pointer(out), room, ArrayCall<Comm>(room));
 }
 
-// ---- equal parts, whose shapes are not compared ----
-
-// Whether the flat `all` has a part like x for each rank.
-bool has_parts_like(const Comm& c, const PlainArray& x, const PlainArray& all) {
-    return x && all && all.dtype == x.dtype && all.count == x.count * uint64_t(c.world_size()) && x.apart_from(all);
-}
-
-bool all_gather_parts(Comm& c, nb::handle array, nb::handle out) {
-    const PlainArray x(array, false), all(out, true);
-    if (!has_parts_like(c, x, all)) return false;
-    c.all_gather(x.data, all.data, x.count, DType(x.dtype), ArrayCall<Comm>(all.bytes(), x.description()));
-    return true;
-}
-
-bool gather_parts(Comm& c, nb::handle array, nb::handle to, nb::handle out) {
-    const int dst = rank_or_tag(to, c.world_size());
-    const PlainArray x(array, false);
-    if (!x || dst < 0) return false;
-    uint8_t* at = nullptr;
-    if (dst == c.rank()) {
-        const PlainArray all(out, true);
-        if (!has_parts_like(c, x, all)) return false;
-        at = all.data;
-    }
-    c.gather(x.data, at, x.count, DType(x.dtype), dst,
-             ArrayCall<Comm>(x.bytes() * size_t(c.world_size()), x.description()));
-    return true;
-}
-
-bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
-    const int src = rank_or_tag(from, c.world_size());
-    const PlainArray part(out, true);
-    if (!part || src < 0) return false;
-    const uint8_t* data = nullptr;
-    if (src == c.rank()) {
-        const PlainArray x(array, false);
-        if (!has_parts_like(c, part, x)) return false;
-        data = x.data;
-    }
-    c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall<Comm>(part.bytes(), part.description()));
-    return true;
-}
-
 }  // namespace
 
 void bind_vector_arrays(nb::class_<Comm>& comm) {
@@ -190,8 +147,5 @@ void bind_vector_arrays(nb::class_<Comm>& comm) {
         .def("scatter_blocks", &scatter_blocks, nb::arg("blocks"), nb::arg("sizes"), nb::arg("src"), nb::arg("out"),
              nb::arg("room"))
         .def("scatter_v_array", &scatter_v, x, counts, nb::arg("src").none(), out)
-        .def("all_to_all_v_array", &all_to_all_v, x, nb::arg("send_counts").none(), out, nb::arg("recv_counts").none())
-        .def("all_gather_parts_array", &all_gather_parts, x, out)
-        .def("gather_parts_array", &gather_parts, x, nb::arg("dst").none(), out)
-        .def("scatter_parts_array", &scatter_parts, x, nb::arg("src").none(), out);
+        .def("all_to_all_v_array", &all_to_all_v, x, nb::arg("send_counts").none(), out, nb::arg("recv_counts").none());
 }

@@ -74,7 +74,7 @@ struct WatchedPython final : rankwise::Embedding {
         }
         const std::string dump = of_dump(dumped());
         return !dump.empty() ? dump
-                             : "none, as Python shows no frame; gdb -p " + std::to_string(getpid()) + " shows where";
+                             : "none, as Python showed no frame; gdb -p " + std::to_string(getpid()) + " shows where";
     }
 
 private:

@@ -14,7 +14,7 @@ namespace rankwise {
 // How both ranks copy a large message: piece by piece, each from one end, until they meet, or only the receiver does
 // (Request::receiver_copies_). In a channel's `posted`, the receiver has posted a receive with the address of its
 // buffer; a sender that finds it there matches it and does not use the ring. In its `fetched`, the receiver copies an
-// offered message, and the sender may help.
+// offered message, whose addresses it knows, and the sender may help; what describes an array is not used.
 struct Rendezvous {
     enum Stage : uint64_t { Nothing, Posted, Matched };
     static Stage stage(uint64_t state) { return Stage(state & 3); }
@@ -28,7 +28,7 @@ struct Rendezvous {
     std::atomic<uint64_t> to, to_digest, count;
     std::atomic<uint32_t> dtype;
     std::atomic<int32_t> tag;  // of what is fetched: the number of the offer
-    // Written by the sender before it matches the receive; of what is fetched, all but `writing` by the receiver.
+    // Written by the sender before it matches the receive, or by the receiver before it shares what it fetches.
     alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;
     std::atomic<uint64_t> piece;        // the size of the pieces
     std::atomic<uint64_t> begun, done;  // number of pieces

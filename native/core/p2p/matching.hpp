@@ -30,7 +30,7 @@ struct Message {
     std::shared_ptr<Request> receive{};                              // the matching receive
     Links<Message> in_queue{}, of_source{}, in_all{}, in_offered{};  // until a receive matches
     std::shared_ptr<Message> held{};                                 // itself, while it is in these lists
-    bool offered() const { return offer && !offer->fetched; }        // its data is still with its sender
+    bool offered() const { return offer && !offer->fetched; }        // nobody has begun to fetch its data
 };
 
 inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)) << 32 | uint32_t(tag); }

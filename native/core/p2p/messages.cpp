@@ -299,7 +299,7 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || r->cancelled_) return;
     if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
-    if (r->message_ && r->message_->offer) finish_claimed(r->peer_);
+    if (r->message_ && r->message_->offer && !r->message_->offer->parts.empty()) finish_claimed(r->peer_);
     if (r->complete_) return;
     const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
     const bool kept =
@@ -353,6 +353,7 @@ void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
     }
     m->at = m->kept.data() + here;
     m->receive = nullptr;
+    if (m->offer) m->offer->fetched = true;  // or never will be, if the group has failed
     arrived_.put_back(m);
     publish_room();
     match_posted(*m);

@@ -146,6 +146,7 @@ private:
     template <class Copy> bool copy_here(Rendezvous& m, uint64_t bytes, Copy&& copy);
     bool share(const Message& message);
     bool fetch_shared(const Message& message);
+    bool copy_parts(const Message& message, uint64_t at, uint64_t bytes);
     bool help_to_fetch(Channel& c, int to);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);

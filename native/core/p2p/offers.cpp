@@ -21,7 +21,8 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
         OfferBody::Part parts[64];
     } body;
     size_t n = 0;
-    bool reachable = r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
+    bool reachable =
+        transport_.conditions().single_copy && r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
         const auto address = reinterpret_cast<uint64_t>(data);
@@ -93,17 +94,10 @@ bool Messages::fetch(const std::shared_ptr<Message>& message) {
     if (first) offer.shared = share(m);
     if (offer.shared && !fetch_shared(m)) return false;
     bool copied = !group_.failed();
-    uint8_t* to = m.at;
-    for_stretches(offer.parts, 0, offer.shared ? 0 : m.header.bytes, [&](const uint8_t* data, uint64_t bytes) {
-        for (uint64_t done = 0; copied && done < bytes; done += kBytesPerCheck) {
-            const uint64_t length = std::min(bytes - done, kBytesPerCheck);
-            copied = !group_.failed() &&
-                     transport_.memory.try_copy(m.from, false, to, reinterpret_cast<uint64_t>(data) + done, length);
-            to += length;
-        }
-    });
-    channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
+    for (uint64_t at = 0; !offer.shared && copied && at < m.header.bytes; at += kBytesPerCheck)
+        copied = copy_parts(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
     answers.push_back(Header::about_offer(Form::Copied, offer.number));
+    channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
     return true;
 }
@@ -127,8 +121,9 @@ bool Messages::fetch_claimed(int from) {
 // The same, until all are here or their sender has ended. If the sender is stopped meanwhile, the group fails.
 void Messages::finish_claimed(int from) {
     const auto ended = [&] {
+        const bool over = transport_.ended(from);  // before, as a sender may end after its last piece
         fetch_claimed(from);
-        return incoming_[from].claimed.empty() || transport_.ended(from);
+        return incoming_[from].claimed.empty() || over;
     };
     if (!Waiter(kStoppedPeer).watch({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,

@@ -32,7 +32,7 @@ from rankwise.group.work import ArrayWork
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
-new = object.__new__
+_new = object.__new__
 
 
 class Messages(Handle[Context]):
@@ -75,7 +75,7 @@ class Messages(Handle[Context]):
         context = self._h or self._live()
         x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.isend_array(x, dest, tag, context.group)
-        request = new(Request)  # sooner than Request._of
+        request = _new(Request)  # faster than Request._of
         request._h = self._begin_send(buf, dest, tag) if work is None else _sending(work)
         return request
 
@@ -137,7 +137,7 @@ class Messages(Handle[Context]):
         context = self._h or self._live()
         x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
-        request = new(Request)
+        request = _new(Request)
         request._h = self._begin_receive(buf, source, tag) if work is None else work
         return request
 
