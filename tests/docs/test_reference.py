@@ -153,7 +153,7 @@ def test_a_program_fails_as_the_page_shows(transcript: Snippet, tmp_path: Path) 
     # The lines about the trace and about equal tracebacks depend on the moment.
     expected = [comparable(line) for line in shown if not re.match("rankwise: the (same|last)", line)]
     printed = [comparable(line) for line in done.stderr.splitlines()]
-    assert [line for line in expected if line not in printed] == []
+    assert [line for line in expected if line not in printed] == [], done.stderr
 
 
 def test_the_extension_marks_up_a_docstring() -> None:

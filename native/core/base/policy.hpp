@@ -66,7 +66,7 @@ inline constexpr size_t kKnownRanges = 8;            // of memory, recently foun
 inline constexpr int kWatched = 8;
 // How long an exit status is waited for: if it may be reported, and if it is sure to be.
 inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
-inline constexpr std::chrono::milliseconds kCallSiteTimeout{200};  // to wait for other ranks' call sites
+inline constexpr std::chrono::milliseconds kCallSiteTimeout{500};  // to wait for other ranks' call sites
 inline constexpr std::chrono::seconds kStacksTimeout{1};           // to wait for other ranks' stacks
 inline constexpr size_t kStacksText = 32 * KiB;                    // of one rank
 // A rank waits this long for a decision, times the number of ranks before it, until it proposes an outcome itself.
