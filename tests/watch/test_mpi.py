@@ -95,6 +95,16 @@ def test_calls_that_differ(tmp_path: Path, mine: str, others: str, differs: str)
     assert f"<-- {differs}" in ran.stderr
 
 
+@pytest.mark.parametrize("seconds", [0.12, 0.25])
+def test_a_program_that_ends_while_a_mismatch_is_reported(tmp_path: Path, seconds: float) -> None:
+    """The checker looks every 0.1 s, and waits 0.2 s before it shows what it has found."""
+    mpi = mpi_launchers.programs("mpich")
+    code = f"comm.allreduce(1, op=MPI.MAX if comm.rank else MPI.SUM)\ntime.sleep({seconds})\n"
+    ran = watched(mpi, tmp_path, 2, code)
+    assert ran.returncode != 0
+    assert "<-- other op" in ran.stderr
+
+
 def test_mismatch_within_a_subcommunicator(mpi: Path, tmp_path: Path) -> None:
     code = """
     row = comm.Split(comm.rank // 2).Dup()

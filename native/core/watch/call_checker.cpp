@@ -20,6 +20,7 @@ using namespace std::chrono_literals;
 constexpr auto kLook = 100ms;
 constexpr auto kArrivals = 200ms;   // for the other ranks' calls to be recorded before a mismatch is shown
 constexpr auto kForwarded = 500ms;  // for the launcher to pass the report on: it drops what is left when a rank fails
+constexpr auto kReported = 2s;      // for another thread or rank to report a mismatch and end the job
 
 void print(const std::string& text) {
     for (size_t at = 0; at < text.size();) {
@@ -52,13 +53,16 @@ struct Checker {
         _exit(options.exit_status);
     }
 
-    void check_mismatch(CallComparer& comparer) const {
+    // Ends the process if there is a mismatch that nobody has reported. Returns whether another thread or rank has.
+    bool check_mismatch(CallComparer& comparer) const {
         const auto found = comparer.look();
         WatchedRank* const shared = found ? watched_rank(*segment, 0) : nullptr;
-        if (!shared || shared->mismatch_reported.exchange(1)) return;
+        if (!shared) return false;
+        if (shared->mismatch_reported.exchange(1)) return true;
         std::this_thread::sleep_for(kArrivals);
         report("the ranks' calls do not match: call #" + std::to_string(found->number) + " on " + found->name,
                list_calls(*segment, names, *found), true);
+        return true;
     }
 
     void check_hang() const {
@@ -101,7 +105,10 @@ void start_checker(const CallWriter& writer, const CheckerOptions& options, Embe
 
 void check_at_end(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
     CallComparer comparer(*writer.segment(), writer.rank(), true);
-    Checker{writer.segment(), writer.rank(), writer.names(), options, program}.check_mismatch(comparer);
+    const Checker checker{writer.segment(), writer.rank(), writer.names(), options, program};
+    if (!checker.check_mismatch(comparer)) return;
+    std::this_thread::sleep_for(kReported);
+    _exit(options.exit_status);
 }
 
 std::string why_ended(const Segment& segment) {
