@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -18,6 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(100)]
 
 PYTHON = "/usr/bin/python3"
 LOOK = "import mpi4py, sys; from petsc4py import PETSc; print(sys.implementation.cache_tag)"
+
+
+@pytest.fixture(autouse=True)
+def files_of_aborted_jobs() -> Iterator[None]:
+    with mpi_launchers.files_of_aborted_jobs():
+        yield
 
 
 @pytest.fixture
