@@ -37,6 +37,11 @@ template <class C> bool fits_gathered(const C& c, const PlainArray& x, const Pla
     return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() &&
            x.same_shape(out, 0, 1) && x.apart_from(out);
 }
+// The same for a flat `out`, with a part like x for each rank; shapes are not compared.
+template <class C> bool has_parts_like(const C& c, const PlainArray& x, const PlainArray& out) {
+    return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) && x.apart_from(out);
+}
+template <class C> using Fits = bool (*)(const C& c, const PlainArray& x, const PlainArray& out);
 template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainArray& out, bool part) {
     if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out))
         return false;
@@ -90,9 +95,10 @@ template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
     return true;
 }
 
-template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
+// fits: fits_gathered or has_parts_like.
+template <class C, Fits<C> fits> bool all_gather(C& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    if (!fits_gathered(c, x, result)) return false;
+    if (!fits(c, x, result)) return false;
     c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall<C>(result.bytes(), x.description()));
     return true;
 }
@@ -101,14 +107,14 @@ template <class C> bool all_gather(C& c, nb::handle array, nb::handle out) {
 // 2, and 64 since). dst and the other ranks must refuse it alike, so such arrays take the general path on all ranks.
 constexpr int kMostDims = 32;
 
-template <class C> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
+template <class C, Fits<C> fits> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
     const int dst = rank_or_tag(at, c.world_size());
     const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return false;
     uint8_t* to = nullptr;
     if (dst == c.rank()) {
         const PlainArray result(out, true);
-        if (!fits_gathered(c, x, result)) return false;
+        if (!fits(c, x, result)) return false;
         to = result.data;
     }
     c.gather(x.data, to, x.count, DType(x.dtype), dst,
@@ -239,35 +245,7 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
     return parts_follow ? nb::none() : bytes_of(part);
 }
 
-// ---- equal parts, whose shapes are not compared ----
-
-// Whether the flat `all` has a part like x for each rank.
-template <class C> bool has_parts_like(const C& c, const PlainArray& x, const PlainArray& all) {
-    return x && all && all.dtype == x.dtype && all.count == x.count * uint64_t(c.world_size()) && x.apart_from(all);
-}
-
-template <class C> bool all_gather_parts(C& c, nb::handle array, nb::handle out) {
-    const PlainArray x(array, false), all(out, true);
-    if (!has_parts_like(c, x, all)) return false;
-    c.all_gather(x.data, all.data, x.count, DType(x.dtype), ArrayCall<C>(all.bytes(), x.description()));
-    return true;
-}
-
-template <class C> bool gather_parts(C& c, nb::handle array, nb::handle to, nb::handle out) {
-    const int dst = rank_or_tag(to, c.world_size());
-    const PlainArray x(array, false);
-    if (!x || dst < 0) return false;
-    uint8_t* at = nullptr;
-    if (dst == c.rank()) {
-        const PlainArray all(out, true);
-        if (!has_parts_like(c, x, all)) return false;
-        at = all.data;
-    }
-    c.gather(x.data, at, x.count, DType(x.dtype), dst,
-             ArrayCall<C>(x.bytes() * size_t(c.world_size()), x.description()));
-    return true;
-}
-
+// The ranks know what they receive.
 template <class C> bool scatter_parts(C& c, nb::handle array, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray part(out, true);
@@ -306,14 +284,14 @@ template <class C> void define(nb::class_<C>& comm) {
     comm.def("all_reduce_array", &all_reduce<C>, x.none(), op.none(), given)
         .def("reduce_array", &reduce<C>, x.none(), nb::arg("dst").none(), op.none(), given)
         .def("broadcast_array", &broadcast<C>, x.none(), nb::arg("src").none())
-        .def("all_gather_array", &all_gather<C>, x.none(), out.none())
-        .def("gather_array", &gather<C>, x.none(), nb::arg("dst").none(), out.none())
+        .def("all_gather_array", &all_gather<C, fits_gathered<C>>, x.none(), out.none())
+        .def("gather_array", &gather<C, fits_gathered<C>>, x.none(), nb::arg("dst").none(), out.none())
         .def("reduce_scatter_array", &reduce_scatter<C>, x.none(), op.none(), out.none())
         .def("send_array", &send_array<C>, x.none(), nb::arg("dst").none(), nb::arg("tag").none())
         .def("recv_array", &recv_array<C>, x.none(), nb::arg("src").none(), nb::arg("tag").none())
         .def("all_to_all_array", &all_to_all<C>, x.none(), out.none())
-        .def("all_gather_parts_array", &all_gather_parts<C>, x.none(), out.none())
-        .def("gather_parts_array", &gather_parts<C>, x.none(), nb::arg("dst").none(), out.none())
+        .def("all_gather_parts_array", &all_gather<C, has_parts_like<C>>, x.none(), out.none())
+        .def("gather_parts_array", &gather<C, has_parts_like<C>>, x.none(), nb::arg("dst").none(), out.none())
         .def("scatter_parts_array", &scatter_parts<C>, x.none(), nb::arg("src").none(), out.none());
 }
 

@@ -166,8 +166,9 @@ inline constexpr uint64_t kRendezvous = 16 * KiB;
 inline constexpr uint64_t kPollForReceive = 64 * KiB, kLongestPoll = 64;
 // ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
 inline constexpr int kYieldsForReceive = 4;
-// If ranks share cores, a rank yields its core so often for a message before it sleeps; from there, it takes some 50 us
-// to wake. Round trips of objects of 1 MiB between 2 of 4 ranks on 2 cores: 310 us with 50 yields, 180 with 150.
+// If ranks share cores, a rank that waits for a message yields its core this many times before it sleeps; to be woken
+// takes some 50 us. Round trips of objects of 1 MiB between 2 of 4 ranks on 2 cores: 310 us with 50 yields, 180 with
+// 150.
 inline constexpr int kYieldsForMessage = 150;
 // Of a send for which nobody waits, the data stays with the sender from this size on. An exchange of 256 KiB takes 27
 // us in place of 43. Of eight messages at a time, each takes 6 in place of 15 (32 KiB), or 22 in place of 120 (256
