@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 
 #include "bindings.hpp"
 #include "capi/site.hpp"
 #include "once.hpp"
+#include "sync/forks.hpp"
 
 namespace {
 
@@ -77,7 +79,18 @@ Python& the_python() {
     return one;
 }
 
+std::mutex making_thread_state;
+[[maybe_unused]] const bool registered = [] {
+    rankwise::lock_around_forks([] { making_thread_state.lock(); }, [] { making_thread_state.unlock(); });
+    return true;
+}();
+
 }  // namespace
+
+PyThreadState* HoldGil::new_thread_state() {
+    const std::lock_guard lock(making_thread_state);
+    return PyThreadState_New(PyInterpreterState_Main());
+}
 
 std::string program_line(PyFrameObject* frame, PyCodeObject* code) {
     const char* const file = PyUnicode_AsUTF8(code->co_filename);

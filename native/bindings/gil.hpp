@@ -59,12 +59,29 @@ private:
 
 // Python code that is called while the GIL is held so must be called within acquiring_gil, as it may release the GIL
 // and request it again: the destructor would run while the stack is unwound, without the GIL.
+//
+// A thread without a thread state makes one under a lock that is held around forks. PyGILState_Ensure would hold
+// Python's own lock of the list of thread states, without the GIL: in Python 3.11 a child that another thread forks
+// meanwhile waits for that lock for ever.
 class HoldGil {
 public:
-    HoldGil() : state_(acquiring_gil([] { return PyGILState_Ensure(); })) {}
-    ~HoldGil() { PyGILState_Release(state_); }
+    HoldGil() {
+        if (PyGILState_GetThisThreadState()) acquiring_gil([this] { state_ = PyGILState_Ensure(); });
+        else {
+            made_ = new_thread_state();
+            acquiring_gil([this] { PyEval_RestoreThread(made_); });
+        }
+    }
+    ~HoldGil() {
+        if (made_) {
+            PyThreadState_Clear(made_);
+            PyThreadState_DeleteCurrent();
+        } else PyGILState_Release(state_);
+    }
     HoldGil(const HoldGil&) = delete;
 
 private:
-    PyGILState_STATE state_;
+    static PyThreadState* new_thread_state();
+    PyGILState_STATE state_{};
+    PyThreadState* made_ = nullptr;
 };

@@ -331,6 +331,31 @@ event.synchronize(10)
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
+def test_a_fork_while_a_stream_begins_a_function_does_not_hang() -> None:
+    code = """
+import os, random, signal, time
+import rankwise as rw
+def give_up(*_):
+    os.kill(child, signal.SIGKILL)
+signal.signal(signal.SIGALRM, give_up)
+streams = [rw.overlap.Stream() for _ in range(8)]
+for _ in range(1000):
+    works = [stream.submit(int) for stream in streams]
+    until = time.perf_counter() + random.uniform(0, 1e-4)
+    while time.perf_counter() < until:
+        pass
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    signal.alarm(20)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    signal.alarm(0)
+    for work in works:
+        work.wait(10)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def training(group: Group) -> list[float]:
     """The same program with and without streams of the backend: three steps of x = sum(x + rank) - 1."""
     x = np.zeros(8)
