@@ -25,6 +25,7 @@ RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int 
 
 // Sends and receives of plain arrays. They return None, with nothing done, for another array, or if the rank or the tag
 // is not an int in range, or ANY where that is allowed. isend_array returns True if the message is sent.
+template <bool synchronous>
 nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
@@ -32,8 +33,11 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        if (!c.messages().send_at_once(x.data, x.count, DType(x.dtype), dst, tag, released.options()))
-            request = c.messages().send(x.data, x.count, DType(x.dtype), dst, tag, released.options());
+        const DType dtype = DType(x.dtype);
+        if (synchronous)
+            request = c.messages().send_synchronously(x.data, x.count, dtype, dst, tag, released.options());
+        else if (!c.messages().send_at_once(x.data, x.count, dtype, dst, tag, released.options()))
+            request = c.messages().send(x.data, x.count, dtype, dst, tag, released.options());
     }
     if (!request || request->complete()) return nb::bool_(true);
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
@@ -100,9 +104,10 @@ std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, in
     return RequestHandle(std::move(request), std::move(keep));
 }
 
-RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag) {
+RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag, bool synchronous) {
     auto parts = parts_of(objects);
-    const auto request = without_gil([&] { return c.messages().send_object(std::move(parts), dest, tag); });
+    const auto request =
+        without_gil([&] { return c.messages().send_object(std::move(parts), dest, tag, {}, false, synchronous); });
     return {request, std::move(objects)};
 }
 
@@ -194,7 +199,9 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("dest"), nb::arg("tag"), keep)
         .def("recv", &start_message<&Messages::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
              nb::arg("src"), nb::arg("tag"), keep)
-        .def("isend_array", &isend_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+        .def("isend_array", &isend_array<false>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
+             nb::arg("group"))
+        .def("issend_array", &isend_array<true>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
              nb::arg("group"))
         .def("irecv_array", &irecv_array, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("group"))
@@ -206,7 +213,8 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("failed_messages", &failed_messages)
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)
-        .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
+        .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"),
+             nb::arg("synchronous") = false)
         .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("send_object_now", &send_object_now, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
         .def("probe", &await_arrival, nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0.0);

@@ -71,6 +71,11 @@ void send_much(Comm& c) {
     c.messages().send_now(x.data(), kLong, DType::F64, 1 - c.rank(), 3);
 }
 
+void send_synchronously(Comm& c) {
+    const double x = 0;
+    c.messages().send_synchronously(&x, 1, DType::F64, 1 - c.rank(), 3)->wait(std::nullopt);
+}
+
 void wait_after_other_messages(Comm& c) {
     double x = 0, y = 0;
     const auto early = c.messages().recv(&x, 1, DType::F64, 1 - c.rank(), 8);
@@ -103,6 +108,9 @@ void deadlocks() {
         "must send first\n";
     CHECK(has(both(receive, receive)[0], "was not complete within 0.6 s; " + receives));
     CHECK(has(both(wait_after_other_messages, wait_after_other_messages)[0], receives));
+
+    CHECK(has(both(send_synchronously, send_synchronously)[0],
+              "a deadlock: rank 0 waits for rank 1 (send, tag 3), and rank 1 waits for rank 0 (send, tag 3)\n"));
 
     auto said = both(receive, barrier);
     CHECK(has(said[0],

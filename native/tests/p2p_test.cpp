@@ -198,6 +198,51 @@ void refused_and_offered(Comm& c) {
     CHECK(in == out && last == done, "refused, and then received");
 }
 
+// A synchronous send is complete only when a receive has matched it, even if the receiver looks for messages or sleeps.
+void synchronous(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    const auto stays = [&](const Request& sending) {
+        CHECK(c.messages().await_arrival(previous, 10, 10), "it can be found");
+        int64_t x = 0;
+        const auto other = c.messages().recv(&x, 1, DType::I64, previous, 11);
+        CHECK_EQ(ranks::thrown([&] { other->wait(0.05); }), "TimedOut");
+        other->cancel();
+        meet(c);
+        CHECK(!sending.complete(), "before the receive");
+        meet(c);
+    };
+    for (uint64_t count : {0, 1, 20003}) {
+        const auto out = message(c.rank(), 10, count);
+        std::vector<int64_t> in(count);
+        auto sending = c.messages().send_synchronously(out.data(), count, DType::I64, next, 10);
+        stays(*sending);
+        c.messages().recv_now(in.data(), count, DType::I64, previous, 10);
+        sending->wait(std::nullopt);
+        CHECK(in == message(previous, 10, count), "synchronous");
+
+        const auto receiving = c.messages().recv(in.data(), count, DType::I64, previous, 10);
+        meet(c);
+        c.messages().send_synchronously(out.data(), count, DType::I64, next, 10)->wait(std::nullopt);
+        receiving->wait(std::nullopt);
+
+        const Part part{reinterpret_cast<const uint8_t*>(out.data()), count * sizeof(int64_t)};
+        sending = c.messages().send_object({part}, next, 10, {}, false, true);
+        stays(*sending);
+        const auto object = c.messages().recv_any({Wanted::Object}, previous, 10);
+        object->wait(std::nullopt);
+        sending->wait(std::nullopt);
+        CHECK_EQ(object->count(), part.bytes);
+
+        if (n > 1 && !c.conditions().single_copy) continue;  // the message would go on from a copy
+        sending = c.messages().send_synchronously(out.data(), count, DType::I64, next, 10);
+        stays(*sending);
+        sending->cancel();
+        meet(c);
+        CHECK(!c.messages().probe(previous, 10), "cancelled");
+        meet(c);
+    }
+}
+
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
 void posted_receives(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
@@ -392,6 +437,7 @@ void every_kind(Comm& c) {
     if (c.world_size() == 2) object_after_an_array(c);
     if (c.world_size() == 2) refused_and_offered(c);
     if (c.world_size() == 2) posted_receives_without_a_match(c);
+    synchronous(c);
     wrong_size_loses_nothing(c);
     timeout_keeps_the_request(c);
     c.barrier();
@@ -441,6 +487,13 @@ int main() {
         c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
         CHECK_EQ(x, 7);
         CHECK_EQ(ranks::thrown([&] { c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
+    });
+    // A synchronous send fails when its receiver leaves.
+    ranks::run(2, [](Comm& c) {
+        const int64_t x = 7;
+        if (c.rank() == 0) return c.close(1), void();
+        CHECK_EQ(ranks::thrown([&] { c.messages().send_synchronously(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }),
+                 "PeerLost");
     });
     // A rank that closes cancels its posted receive.
     ranks::run(2, [](Comm& c) {

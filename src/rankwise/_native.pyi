@@ -150,7 +150,7 @@ class Comm(Shortcuts):
     def recv_probed(self, ptr: int, count: int, dtype: int, src: int, tag: int, keep: object = None) -> Request | None:
         """Receive the message that `probe` found; None if another receive has matched it meanwhile."""
 
-    def send_object(self, parts: list[Any], dest: int, tag: int) -> Request:
+    def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Request:
         """Send the bytes of the parts, which have the buffer protocol, as one message."""
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None: ...

@@ -84,7 +84,7 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
         const int peer = is_message(in) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
         if (peer < 0 || peer >= n || peer == p || !stays(peer)) continue;
         if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p)) continue;
-        if (in.kind == Op::Send && takes_in(where[size_t(peer)])) continue;
+        if (in.kind == Op::Send && !in.synchronous && takes_in(where[size_t(peer)])) continue;
         if (!is_message(in) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
         std::string text = name(in.kind);
         if (is_message(in)) text += *in.tag < 0 ? ", any tag" : ", tag " + std::to_string(*in.tag);

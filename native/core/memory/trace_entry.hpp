@@ -15,6 +15,7 @@ inline constexpr uint64_t kBackground = 1 << 25;  // the program does not wait f
 inline constexpr uint64_t kPart = 1 << 26;        // a part of an operation that has its own entry
 inline constexpr uint64_t kOnStream =
     1 << 27;  // a collective that a stream's thread waits in; the program may be elsewhere
+inline constexpr uint64_t kSynchronous = 1 << 28;  // a send that waits for its receive
 
 struct alignas(64) TraceEntry {
     std::atomic<uint64_t> stamp;          // number of the operation + 1; 0 if unused, or kBeingWritten

@@ -48,6 +48,7 @@ struct Rendezvous {
 enum class Form : uint8_t {
     Message,    // the message's data
     Offered,    // where the sender keeps the data (OfferBody): the receiver copies it, or requests it
+    Awaited,    // the same, of a synchronous send: only once a receive has matched the message
     Requested,  // the data of an offered message; tag is the offer's number, here and below
     Request,    // nothing: the receiver requests the data
     Copied,     // nothing: the receiver has copied it, or has found that it was cancelled

@@ -28,6 +28,7 @@ struct Message {
     std::optional<Offer> offer{};
     Memory kept{};                                                   // the bytes, until a receive matches
     std::shared_ptr<Request> receive{};                              // the matching receive
+    std::shared_ptr<Request> awaiting{};                             // a synchronous send of this rank to itself
     Links<Message> in_queue{}, of_source{}, in_all{}, in_offered{};  // until a receive matches
     std::shared_ptr<Message> held{};                                 // itself, while it is in these lists
     bool offered() const { return offer && !offer->fetched; }        // nobody has begun to fetch its data
@@ -131,6 +132,12 @@ public:
         bytes_ += kept_bytes(*m);
     }
     uint64_t bytes() const { return bytes_; }  // that are kept
+    // The message of a synchronous send of this rank to itself.
+    Message* awaited_by(const Request& send) const {
+        Message* m = all_.first();
+        while (m && m->awaiting.get() != &send) m = all_.after(*m);
+        return m;
+    }
     std::shared_ptr<Message> remove(Message& m) {
         bytes_ -= kept_bytes(m);
         queues_.remove(key(m), m);

@@ -125,12 +125,20 @@ std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType 
     return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), options, waits);
 }
 
+std::shared_ptr<Request> Messages::send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                                      const CallOptions& options) {
+    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
+    r->synchronous_ = true;
+    return start_send(r, options, false);
+}
+
 std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options,
-                                               bool waits) {
+                                               bool waits, bool synchronous) {
     uint64_t bytes = 0;
     for (const Part& part : parts) bytes += part.bytes;
     const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag);
     r->object_ = true;
+    r->synchronous_ = synchronous;
     r->parts_ = std::move(parts);
     return start_send(r, options, waits);
 }
@@ -140,15 +148,8 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     const auto lock = lock_requests(options);
     check_open(name(Op::Send), options);
     trace(*r, waits);
-    if (to == rank_) {  // arrives at once
-        auto message = arrive(rank_, header_of(*r));
-        r->for_stretches(0, message->left, [&](const uint8_t* data, uint64_t bytes) {
-            std::memcpy(message->at, data, bytes);
-            message->at += bytes;
-        });
-        message->left = 0;
-        finish(*message);
-        complete(*r);
+    if (to == rank_) {
+        arrive_here(r);
         return r;
     }
     auto& sends = outgoing_[to].sends;
@@ -163,6 +164,19 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
         throw;
     }
     return r;
+}
+
+// A message of this rank to itself arrives at once.
+void Messages::arrive_here(const std::shared_ptr<Request>& r) {
+    const std::shared_ptr<Message> m = arrive(rank_, header_of(*r));
+    r->for_stretches(0, m->left, [&](const uint8_t* data, uint64_t bytes) {
+        std::memcpy(m->at, data, bytes);
+        m->at += bytes;
+    });
+    m->left = 0;
+    if (r->synchronous_ && !m->receive) m->awaiting = r;
+    else complete(*r);
+    finish(*m);
 }
 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag,
@@ -247,6 +261,10 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
 void Messages::attach(const std::shared_ptr<Request>& r, const std::shared_ptr<Message>& m) {
     m->receive = r;
     r->message_ = m;
+    if (const auto awaiting = std::move(m->awaiting)) {
+        complete(*awaiting);
+        notify(rank_);  // another thread may wait for it
+    }
 }
 
 // The message is received in the memory in which it is kept.
@@ -260,7 +278,8 @@ void Messages::give_memory(Request& r, Message& m) {
 void Messages::trace(Request& r, bool waits) {
     if (!waits && !(r.reserved_ = tracer_.reserve())) return;  // the other entries are for what the program waits for
     const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what, now = ticks();
-    r.entry_ = tracer_.begin(what | (waits ? 0 : kBackground), group_.number, r.tag_, 0, r.bytes(), now);
+    const uint64_t flags = (waits ? 0 : kBackground) | (r.synchronous_ ? kSynchronous : 0);
+    r.entry_ = tracer_.begin(what | flags, group_.number, r.tag_, 0, r.bytes(), now);
     r.began_ = waits ? now : 0;
 }
 
@@ -308,6 +327,10 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     r->cancelled_ = true;
     end_trace(*r, true);
     if (r->sends_) {
+        if (r->peer_ == rank_) {
+            arrived_.remove(*arrived_.awaited_by(*r))->awaiting = nullptr;
+            return publish_room();
+        }
         Outgoing& out = outgoing_[r->peer_];
         if (!r->matched_) {
             if (out.writing == &out.sends && out.sends.front() == r)

@@ -47,9 +47,12 @@ public:
                                   const CallOptions& options = {}, bool waits = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
                                   const CallOptions& options = {}, bool waits = false);
+    // A synchronous send: it is complete when a receive has matched the message.
+    std::shared_ptr<Request> send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
+                                                const CallOptions& options = {});
     // An object: the parts, one after the other.
     std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options = {},
-                                         bool waits = false);
+                                         bool waits = false, bool synchronous = false);
     // Receives an array of any dtype that may be shorter than the memory; count and dtype are those that are expected.
     std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
                                         const CallOptions& options = {}, bool waits = false);
@@ -178,7 +181,8 @@ private:
     void cancel_offers(int to);
     uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
-    static void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
+    void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
+    void arrive_here(const std::shared_ptr<Request>& send);
     void pull_from(int from);                                     // which may be kAny
     void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked
     bool has_left(int from) const;

@@ -1,13 +1,14 @@
-// Messages whose data stays with their sender until the receiver wants it: those for which the receiver has no room,
-// and large ones, of which it then makes one copy in place of two (an object with an array of 1 MiB, round trip: 577
-// to 269 us). The receiver copies the data from the sender's memory, with the help of a sender that waits, or, where it
-// cannot, requests it through the ring. An offered message is matched like any other one, so that a later message can
-// be received before it.
+// Messages whose data stays with their sender until the receiver wants it: those of synchronous sends, those for which
+// the receiver has no room, and large ones, of which it then makes one copy in place of two (an object with an array of
+// 1 MiB, round trip: 577 to 269 us). The receiver copies the data from the sender's memory, with the help of a sender
+// that waits, or, where it cannot, requests it through the ring. An offered message is matched like any other one, so
+// that a later message can be received before it.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
 bool Messages::must_offer(const Request& r, int to) const {
+    if (r.synchronous_) return true;
     const uint64_t least = r.stays_ ? tuning::kStays : tuning::ring_bytes(n_) + 1;
     if (r.bytes() >= least && transport_.conditions().single_copy) return true;
     return r.bytes() > group_.peers[to].unexpected_room();
@@ -31,7 +32,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     if (!reachable) n = 0;
     body.about = {out.next_offer, n ? out.free_slots.back() : -1};
     Header header = header_of(*r);
-    header.form = Form::Offered;
+    header.form = r->synchronous_ ? Form::Awaited : Form::Offered;
     header.parts = uint8_t(n);
     if (n) c.offers[body.about.slot].store(OfferStage::Offered);
     if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) return false;
@@ -134,7 +135,7 @@ void Messages::finish_claimed(int from) {
 // does this: their senders may have to go on before this rank can. A receive that follows soon saves the copy.
 void Messages::take_offers() {
     arrived_.for_each_offered([&](Message& m) {
-        if (m.header.bytes > room()) return;
+        if (m.header.form == Form::Awaited || m.header.bytes > room()) return;
         Memory memory(m.header.bytes);
         const std::shared_ptr<Message> taken = arrived_.remove(m);
         if (claim(m)) {

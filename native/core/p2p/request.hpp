@@ -122,8 +122,9 @@ private:
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
     Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
                      // message
-    bool stays_ = false;  // send: nobody waits for it, so its data may stay where it is
-    uint64_t sent_ = 0;   // send: bytes written to the ring, or copied from the beginning
+    bool synchronous_ = false;  // send: it is complete only when a receive has matched its message
+    bool stays_ = false;        // send: nobody waits for it, so its data may stay where it is
+    uint64_t sent_ = 0;         // send: bytes written to the ring, or copied from the beginning
     bool matched_ =
         false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
     bool rendezvous_ = false;       // send: it bypasses the ring

@@ -158,7 +158,8 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         data = h.bytes;
         break;
     }
-    case Form::Offered: {
+    case Form::Offered:
+    case Form::Awaited: {
         body = sizeof(OfferBody) + h.parts * sizeof(OfferBody::Part);
         if (waiting < sizeof h + body) return false;
         OfferBody offered;

@@ -61,6 +61,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.background = what & kBackground;
     o.part = what & kPart;
     o.on_stream = what & kOnStream;
+    o.synchronous = what & kSynchronous;
     return true;
 }
 

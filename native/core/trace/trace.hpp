@@ -105,6 +105,7 @@ struct Operation {
     bool background;             // a message that this rank does not wait for
     bool part;                   // a part of another operation, whose own entry says what the program called
     bool on_stream;              // a stream's thread waits in it; the program may be elsewhere
+    bool synchronous;            // a send that waits for its receive
 };
 
 // What a rank is doing: `operation` is its current one, or, if `inside` is false, its last one. It is a part of another

@@ -132,10 +132,11 @@ class Receives(ABC):
         """
 
     @abstractmethod
-    def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
+    def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
         """Start to send an object: the bytes of the parts, by the buffer protocol, one after the other.
 
-        They must not change until the Work is done; the communicator keeps them.
+        They must not change until the Work is done; the communicator keeps them. synchronous: it is done only when a
+        receive has matched the message, if the backend can tell.
         """
 
     @abstractmethod

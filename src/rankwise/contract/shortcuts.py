@@ -130,6 +130,10 @@ class Shortcuts:
         """
         return None
 
+    def issend_array(self, x: object, dst: object, tag: object, group: object) -> Any:
+        """Likewise a synchronous send, which is complete when a receive has matched the message."""
+        return None
+
     def irecv_array(self, x: object, src: object, tag: object, group: object) -> Any:
         """Likewise, but it always returns the Work. The Work's result is x."""
         return None

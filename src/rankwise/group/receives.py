@@ -68,7 +68,7 @@ class ReceiveQueue(Receives):
     def recv_object(self, src: int, tag: int) -> QueuedReceive:
         return self._post("recv_object", src, tag, _check_object)
 
-    def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
+    def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
         return self.comm.send_bytes(b"".join((MAGIC, *parts)), dest, tag)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:

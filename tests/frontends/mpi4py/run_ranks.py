@@ -2,6 +2,7 @@
 
 import marshal
 import pickle
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -332,6 +333,32 @@ def messages() -> None:
     assert not comm.iprobe(rank, 14)
 
 
+def synchronous_messages() -> None:
+    x, y = np.arange(6.0), np.zeros(3)
+    persistent = comm.Ssend_init(x[3:], right, 17)
+    persistent.Start()
+    every_second = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
+    sends = [persistent, comm.Issend([x, 1, every_second], right, 17), comm.issend(np.full(9_000, 7), right, 17)]
+    comm.Probe(left, 17)
+    comm.Barrier()
+    assert not any(request.Test() for request in sends)  # no receive has matched them
+    comm.Barrier()
+    for expected in ([3, 4, 5], [0, 2, 4]):
+        comm.Recv(y, left, 17)
+        equal(y, expected)
+    equal(comm.recv(source=left, tag=17), np.full(9_000, 7))
+    MPI.Request.Waitall(sends)
+    if size > 1 and rank < 2:
+        if rank == 0:
+            comm.Ssend(x[:3], 1, 18)
+            comm.ssend("object", 1, 18)
+        else:
+            time.sleep(0.05)
+            comm.Recv(y, 0, 18)
+            equal(y, x[:3])
+            assert comm.recv(source=0, tag=18) == "object"
+
+
 def communicators() -> None:
     half = comm.Split(rank % 2, -rank)
     assert half.allgather(rank) == [i for i in reversed(range(size)) if i % 2 == rank % 2]
@@ -412,8 +439,9 @@ def datatypes() -> None:
 
 
 for check in (
-    objects, buffers, vectors, buffers_that_do_not_fit, windows, object_messages, messages, communicators, datatypes,
-):  # fmt: skip
+    *(objects, buffers, vectors, buffers_that_do_not_fit, windows),
+    *(object_messages, messages, synchronous_messages, communicators, datatypes),
+):
     check()
 comm.Barrier()
 print("all well")

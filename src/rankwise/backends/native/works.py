@@ -62,8 +62,8 @@ class EngineReceives(Receives):
         found = self._comm.probe(src, tag, timeout)
         return None if found is None else Message(*found[:3], DType(found[3]))
 
-    def send_object(self, parts: list[Any], dest: int, tag: int) -> Work[None]:
-        return self._comm.send_object(parts, dest, tag)
+    def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
+        return self._comm.send_object(parts, dest, tag, synchronous)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         self._comm.send_object_now(parts, dest, tag)

@@ -18,7 +18,6 @@ from rankwise.frontends.mpi4py.pending import (
     Receiving,
     Started,
     Together,
-    ToItself,
     completed,
     object_of,
 )
@@ -38,9 +37,8 @@ _new = object.__new__
 class Messages(Handle[Context]):
     """The messages of a communicator.
 
-    A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send to another rank, which
-    may therefore be complete before a receive matches it; a synchronous send to this rank itself is complete only when
-    the message has been received.
+    A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send where the backend is
+    not one of rankwise's own, which cannot tell when a receive has matched the message.
     """
 
     # ---- buffers ----
@@ -55,7 +53,7 @@ class Messages(Handle[Context]):
             if not context.shortcuts.send_array(blocks.elements(blocks.packed()), to, int(tag)):
                 self._begin_send(buf, dest, tag).wait()
 
-    def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False) -> Started:
+    def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False, synchronous: bool = False) -> Started:
         """A send in general: of any buffer, to any rank, on any backend."""
         context = self._live()
         to = context.destination(dest, tag)
@@ -65,7 +63,8 @@ class Messages(Handle[Context]):
         data, dtype = blocks.packed(), blocks.dtype
         if copy:
             data = data.copy()
-        work = context.shortcuts.isend_array(blocks.elements(data), to, int(tag), group)
+        start = context.shortcuts.issend_array if synchronous else context.shortcuts.isend_array
+        work = start(blocks.elements(data), to, int(tag), group)
         if work is None:
             inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
             return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
@@ -96,18 +95,14 @@ class Messages(Handle[Context]):
     Rsend, Irsend, Rsend_init = Send, Isend, Send_init
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return self._synchronous(self.Isend(buf, dest, tag), dest, tag)
+        return Request._of(self._begin_send(buf, dest, tag, synchronous=True))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        if dest == self._live().rank:
-            self.Issend(buf, dest, tag).Wait()
-        else:
-            self.Send(buf, dest, tag)
+        self._begin_send(buf, dest, tag, synchronous=True).wait()
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
-        buf = kept(buf)
-        return Prequest._of(Persistent(lambda: self.Issend(buf, dest, tag)._live()))
+        return Prequest._of(Persistent(partial(self._begin_send, kept(buf), dest, tag, synchronous=True)))
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         x, context = buf if type(buf) is ndarray else plain(buf), self._h or self._live()
@@ -215,35 +210,32 @@ class Messages(Handle[Context]):
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         context = self._live()
-        sent, group = wrap(obj), context.group
+        sent = wrap(obj)
         if context.shortcuts.isend_object_plain(sent, dest, tag):
             return Request._of(SENT)
-        to = context.destination(dest, tag)
-        if to is None:
-            return Request._of(Pending())
-        parts = CODEC.encode(sent)
-        if len(parts) > 1:  # they share memory with the object, which may change
-            parts = [assemble(parts)]
-        work = group.receives.send_object(parts, to, int(tag))
-        if work.done():
-            work.wait()
-            return Request._of(SENT)
-        return Request._of(Pending(ArrayWork(work, nothing, group.pending, group).started()))
+        return Request._of(self._begin_object_send(sent, dest, tag))
 
     bsend, ibsend = send, isend
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        return self._synchronous(self.isend(obj, dest, tag), dest, tag)
+        return Request._of(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        if dest == self._live().rank:
-            self.issend(obj, dest, tag).wait()
-        else:
-            self.send(obj, dest, tag)
+        self._begin_object_send(wrap(obj), dest, tag, synchronous=True).wait()
 
-    def _synchronous(self, request: Request, dest: int, tag: int) -> Request:
-        c = self._live()
-        return Request._of(ToItself(c.group, c.rank, tag)) if dest == c.rank else request
+    def _begin_object_send(self, sent: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
+        context = self._live()
+        to, group = context.destination(dest, tag), context.group
+        if to is None:
+            return Pending()
+        parts = CODEC.encode(sent)
+        if len(parts) > 1:  # they share memory with the object, which may change
+            parts = [assemble(parts)]
+        work = group.receives.send_object(parts, to, int(tag), synchronous)
+        if work.done():
+            work.wait()
+            return SENT
+        return Pending(ArrayWork(work, nothing, group.pending, group).started())
 
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. buf: not needed, and not used."""

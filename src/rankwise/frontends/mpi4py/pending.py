@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from rankwise import ClosedError, CollectiveTimeout, Group, MismatchError
+from rankwise import ClosedError, Group, MismatchError
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import CODEC, PICKLE, unwrap
 from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
@@ -174,35 +173,6 @@ class Receiving(Pending):
             self.message = completed(self.work).message
             self.blocks.unpack(self.room[: self.message[2]])
             self.work = None
-
-
-class ToItself(Pending):
-    """A synchronous send to this rank: it is complete when the message has been received."""
-
-    def __init__(self, group: Group, rank: int, tag: int) -> None:
-        super().__init__()
-        self.group, self.rank, self.tag = group, rank, tag
-        self.complete = False
-
-    def done(self) -> bool:
-        self.complete = self.complete or self.group.receives.probe(self.rank, self.tag, 0.0) is None
-        return self.complete
-
-    def wait(self) -> None:
-        end = time.monotonic() + self.group.timeout
-        while not self.done():  # another thread may receive it
-            if time.monotonic() > end:
-                raise CollectiveTimeout(f"a synchronous send to this rank, with tag {self.tag}, is not received")
-            time.sleep(1e-4)
-
-    def cancel(self) -> None:
-        if self.done():
-            return
-        taking = Arriving(self.group, self.rank, self.tag)
-        if taking.done():  # it has the message now, and does not deliver it
-            self.cancelled = self.complete = True
-        else:
-            taking.cancel()
 
 
 class Persistent(Pending):
