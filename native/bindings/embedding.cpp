@@ -79,11 +79,16 @@ Python& the_python() {
     return one;
 }
 
+#if PY_VERSION_HEX < 0x030d0000  // from then on a fork takes Python's own lock, and this one could deadlock with it
 std::mutex making_thread_state;
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool registered =
     rankwise::lock_around_forks([] { making_thread_state.lock(); }, [] { making_thread_state.unlock(); });
-    return true;
-}();
+#else
+struct {
+    void lock() {}
+    void unlock() {}
+} making_thread_state;
+#endif
 
 }  // namespace
 

@@ -60,9 +60,9 @@ private:
 // Python code that is called while the GIL is held so must be called within acquiring_gil, as it may release the GIL
 // and request it again: the destructor would run while the stack is unwound, without the GIL.
 //
-// A thread without a thread state makes one under a lock that is held around forks. PyGILState_Ensure would hold
-// Python's own lock of the list of thread states, without the GIL: in Python 3.11 a child that another thread forks
-// meanwhile waits for that lock for ever.
+// A thread without a thread state makes one that no fork interrupts. To make one, a thread holds Python's own lock of
+// the list of thread states, without the GIL: up to Python 3.12, a child that another thread forks meanwhile may wait
+// for that lock for ever.
 class HoldGil {
 public:
     HoldGil() {

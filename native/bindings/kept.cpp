@@ -3,11 +3,14 @@
 #include <mutex>
 #include <utility>
 
+#include "sync/forks.hpp"
+
 namespace {
 
 std::mutex mutex;
 std::vector<PyObject*> unwanted;  // the interpreter will release their references
 bool announced = false;           // whether the interpreter knows that there are some
+[[maybe_unused]] const bool registered = rankwise::lock_around_forks([] { mutex.lock(); }, [] { mutex.unlock(); });
 
 int release_unwanted(void*) {
     std::vector<PyObject*> taken;

@@ -26,7 +26,7 @@ void wait_task(TaskHandle& t, std::optional<double> timeout) {
 bool task_done(TaskHandle& t) {
     const bool done = t->done();
     if (done) t.release();
-    return done;
+    return done || t->of_parent();  // of which `wait` raises the error
 }
 
 void sync_stream(HostStream& stream, std::optional<double> timeout) {

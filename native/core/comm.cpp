@@ -580,6 +580,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 }
 
 void Comm::abort(const std::string& why) {
+    if (forks_ != forks_so_far()) return;
     if (const GroupMemory::Use lease = memory_->lease())
         fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
 }

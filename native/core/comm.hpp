@@ -144,7 +144,9 @@ public:
     // Show the group by this name in messages and traces.
     void name_group(const std::string& name);
     // The process is about to end: peers that lose it may wait for its exit status.
-    void announce_end() { segment_->record(members_[size_t(rank())]).ending = process_ + 1; }
+    void announce_end() {
+        if (forks_ == forks_so_far()) segment_->record(members_[size_t(rank())]).ending = process_ + 1;
+    }
     // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in
     // time keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call
     // this.

@@ -7,6 +7,7 @@ object itself; nothing is pickled.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -194,11 +195,16 @@ class _Rank(threading.Thread):
         self._calls.put(None)
 
     def run(self) -> None:
+        pid = os.getpid()
         with default_group.rank_of_this_thread(None):
             while (item := self._calls.get()) is not None:
                 number, call, ended = item
                 ending = self._make(number, call)
                 del item, call  # the thread keeps nothing alive while it waits
+                if os.getpid() != pid:  # a child that the call has forked, and that ends as the call does
+                    if ending.error is not None:
+                        raise ending.error
+                    return
                 ended(ending)
                 del ended, ending
 

@@ -83,7 +83,7 @@ std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code,
 
 void Task::wait(double timeout) {
     const auto check = [this] {
-        if (forks_ != forks_so_far()) throw Closed("this operation belongs to the parent of this forked process");
+        if (of_parent()) throw Closed("this operation belongs to the parent of this forked process");
         if (stream_ && stream_ == Stream::Core::running_here)
             throw Error("work on a stream cannot wait for work queued behind it on the same stream");
     };
@@ -153,6 +153,7 @@ void Stream::Core::run() {
         lock.unlock();
         if (broken) task.cancel(broken);
         else task.run();
+        if (forked()) return;  // in a child that the task has forked: the queue is its parent's
         lock.lock();
         const auto finished = std::move(current);
         if (pending.fetch_sub(1) == 1) settled.notify_all();

@@ -23,6 +23,7 @@ public:
     // Waits until it has run, at most `timeout` seconds, and rethrows what it threw. After TimedOut it stays queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
+    bool of_parent() const { return forks_ != forks_so_far(); }  // this is a forked child: nobody runs it
     bool succeeded() const { return done() && !failure_; }
     const std::shared_ptr<void> keep;  // what owns the memory that the body uses
 

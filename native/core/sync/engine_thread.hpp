@@ -1,11 +1,12 @@
-// Threads that the engine starts: they receive no signals, and nothing interrupts them.
+// Threads that the engine starts.
 #pragma once
 #include <functional>
 #include <thread>
 
 namespace rankwise {
 
-extern thread_local constinit bool is_engine_thread;
+extern thread_local constinit bool is_engine_thread;  // nothing interrupts its waits
+// Starts one that receives no signals.
 std::thread engine_thread(std::function<void()> body);
 
 }  // namespace rankwise

@@ -10,6 +10,9 @@ namespace {
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
 }  // namespace
 
-void lock_around_forks(void (*lock)(), void (*unlock)()) { pthread_atfork(lock, unlock, unlock); }
+bool lock_around_forks(void (*lock)(), void (*unlock)()) {
+    pthread_atfork(lock, unlock, unlock);
+    return true;
+}
 
 }  // namespace rankwise

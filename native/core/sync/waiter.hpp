@@ -12,6 +12,7 @@
 #include "base/errors.hpp"
 #include "base/policy.hpp"
 #include "sync/embedding.hpp"
+#include "sync/forks.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {
@@ -68,9 +69,10 @@ public:
             explicit Registration(std::atomic<uint32_t>* s) : sleepers(s) {
                 if (sleepers) sleepers->fetch_add(1);
             }
-            ~Registration() {
-                if (sleepers) sleepers->fetch_sub(1);
+            ~Registration() {  // unless the wait ends in a forked child, whose parent is the one that waits
+                if (sleepers && forks == forks_so_far()) sleepers->fetch_sub(1);
             }
+            const unsigned forks = forks_so_far();
         } const registration(doorbell.sleepers);
         for (;;) {
             const uint32_t seen = doorbell.futex.load();
@@ -100,7 +102,10 @@ public:
 private:
     Clock::duration polled() const { return Clock::now() - polls_since_; }
     void check_interrupted() const {
-        if (!is_engine_thread && program_.interrupted()) throw Interrupted();
+        if (is_engine_thread) return;
+        const unsigned forks = forks_so_far();
+        if (program_.interrupted()) throw Interrupted();
+        if (forks != forks_so_far()) throw Closed("a signal handler has forked this process, and the child is no rank");
     }
 
     static constexpr int kPollsPerClock = 16;

@@ -103,6 +103,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     } const announcement(group_.peers[rank].waits_for, peer);
     // Who has joined counts its calls from 0 again, and may leave while others still join.
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.calls();
+    const unsigned forks = forks_so_far();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
@@ -115,6 +116,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
                 {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
             failures_.timed_out(value);
     } catch (const Interrupted&) {
+        if (forks != forks_so_far()) throw;  // in a child that the signal handler has forked
         fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("was interrupted in ") + name(log_.op()));
         throw;
     }

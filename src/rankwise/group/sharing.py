@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from math import prod
@@ -19,7 +20,7 @@ from rankwise.arrays.numpy import NUMPY, address
 from rankwise.arrays.torch import TORCH
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
-from rankwise.contract.errors import CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
@@ -111,6 +112,7 @@ class Lock:
         self._words, self._comm = words, comm
         self._marks = itertools.count(comm.rank + 1, comm.world_size)  # each acquisition's differs from all others'
         self._mark = 0
+        self._pid = os.getpid()
         self.abandoned_by: int | None = None
 
     def acquire(self, timeout: float | None = None) -> None:
@@ -121,12 +123,14 @@ class Lock:
 
         Raises:
             CollectiveTimeout: another holds it. It names the rank, and the group stays usable.
+            ClosedError: this is a forked child, which is no rank; so does `release`.
 
         Example:
             >>> lock = group.lock()
             >>> lock.acquire(timeout=5)
             >>> lock.release()
         """
+        self._check_process()
         mine = next(self._marks)
         if self._words.swap_if(_HOLDER, 0, mine):
             self._mark, self.abandoned_by = mine, None
@@ -160,6 +164,7 @@ class Lock:
             ...     print(error)
             release: this rank does not hold the lock
         """
+        self._check_process()
         if not self._words.swap_if(_HOLDER, self._mark, 0):
             raise RuntimeError("release: this rank does not hold the lock")
         if self._words.add(_SLEEPERS, 0):
@@ -173,6 +178,10 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError("this lock belongs to the parent of this forked process; a forked child is not a rank")
 
     def _wait(self, mine: int, limit: float) -> int | None:
         """Returns the rank that died while it held the lock, or None."""

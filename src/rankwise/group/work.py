@@ -88,6 +88,12 @@ class Pending:
         self.works.clear()
         self.failed.clear()
 
+    def forked(self) -> None:
+        """Called in a forked child: the works are the parent's, and `wait` says so."""
+        for work in self.works.values():
+            work.forked()
+        self.failed.clear()
+
     def _log(self, errors: Sequence[BaseException | None]) -> None:
         import logging  # slow to import, and seldom needed
 
@@ -110,8 +116,14 @@ def _close_all(left: Callable[[], float]) -> None:
         pending.close()
 
 
+def _forked() -> None:
+    for pending in list(_open):
+        pending.forked()
+
+
 close_at_exit(ClosingOrder.WORKS, _before_close_all)
 close_at_exit(ClosingOrder.LAST_WORKS, _close_all)
+os.register_at_fork(after_in_child=_forked)
 
 _FEW = 16
 _MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
@@ -198,6 +210,11 @@ class ArrayWork(Work[T]):
             if self._finish is not None:
                 self.error = error
                 self._drop()
+
+    def forked(self) -> None:
+        """Called in a forked child, whose parent runs the operation. The lock may be held by a thread of the parent."""
+        self.error = ClosedError("this operation belongs to the parent of this forked process")
+        self._finish = None
 
     def _make_result(self, succeeded: bool = False) -> None:
         """Make the result, once, after the operation has ended and the engine has released the memory.

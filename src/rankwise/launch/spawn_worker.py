@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import traceback
@@ -30,7 +31,8 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     assert caller is not None
     end_with(caller)  # even if the function never calls rankwise.init
     # An uncaught error ends this process as usual, but the caller prints it instead of this process.
-    sys.excepthook = partial(_report_error, results[rank])
+    write = partial(_write, results[rank], os.getpid())
+    sys.excepthook = partial(_report_error, write)
     with payload:
         fn, args, kwargs = pickle.load(payload)
     result = fn(*args, **kwargs)
@@ -38,7 +40,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
         report = pickler(fn)(result)
     except CANNOT_TRAVEL as error:
         raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
-    _write(results[rank], RESULT + report)
+    write(RESULT + report)
 
 
 def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
@@ -57,8 +59,10 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
     return dumps
 
 
-def _report_error(fd: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    _write(fd, ERROR + error_report(error.with_traceback(trace), "<string>", __file__))
+def _report_error(
+    write: Callable[[bytes], None], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    write(ERROR + error_report(error.with_traceback(trace), "<string>", __file__))
 
 
 def error_report(error: BaseException, *files: str) -> bytes:
@@ -74,7 +78,10 @@ def error_report(error: BaseException, *files: str) -> bytes:
     return pickle.dumps((pickled, text))
 
 
-def _write(fd: int, report: bytes) -> None:
+def _write(fd: int, rank: int, report: bytes) -> None:
+    """rank: the rank's pid. A child that it has forked may end in the same way, and reports nothing."""
+    if os.getpid() != rank:
+        return
     with open(fd, "wb", closefd=False) as file:
         file.truncate(0)
         file.write(report)

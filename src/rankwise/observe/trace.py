@@ -18,8 +18,18 @@ _LIMIT = 200_000  # spans that a process may record; later ones are dropped
 _lock = threading.Lock()
 _pending: list[tuple[str, str, int, int]] = []  # lane, name, begin and end in ns since the epoch
 _kept = 0
-_fd: int | None = None
-_pid = 0  # the process for which _fd was determined
+_UNKNOWN = -1
+_fd: int | None = _UNKNOWN
+
+
+def _forked() -> None:
+    """In a child: the parent reports the spans so far, and a thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _pending.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def on() -> bool:
@@ -29,12 +39,11 @@ def on() -> bool:
         >>> rw.trace.on()
         False
     """
-    global _fd, _pid
-    if _pid != os.getpid():
+    global _fd
+    if _fd == _UNKNOWN:
         with _lock:
-            if _pid != os.getpid():  # no other thread has done it meanwhile
-                _pending.clear()  # after a fork the parent reports these
-                _fd, _pid = _descriptor(), os.getpid()
+            if _fd == _UNKNOWN:  # no other thread has done it meanwhile
+                _fd = _descriptor()
                 if _fd is not None:
                     atexit.register(flush)
     return _fd is not None
@@ -104,7 +113,7 @@ def flush() -> None:
     """Write the buffered spans. This also happens automatically when the process ends."""
     with _lock:
         spans, _pending[:] = list(_pending), []
-        if _fd is None or _pid != os.getpid() or not spans:
+        if _fd is None or not spans:
             return
         lines = "".join(json.dumps(each) + "\n" for each in spans).encode()
         # Opened again in append mode, so that processes that share this memory do not overwrite each other.

@@ -95,7 +95,8 @@ class Pool(Executor):
         """The number of ranks that the pool calls."""
         self._dealer = Dealer(ranks)
         # At the interpreter's exit too. It knows the dealer only, so that the pool is not kept.
-        self._end = weakref.finalize(self, _end, self._dealer, os.getpid())
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, self._dealer, self._owner)
         if self._served is None:
             ranks.start(self._dealer)
         else:
@@ -125,13 +126,14 @@ class Pool(Executor):
             MismatchError: the ranks returned after different collectives. After a very short call, or in a pool of a
                 group, a later collective raises it instead.
             TypeError: fn, its arguments or a result cannot be pickled.
-            ClosedError: the pool has been shut down.
+            ClosedError: the pool has been shut down, or this is a forked child; so do `submit` and `map`.
 
         Example:
             >>> with rw.Pool(2) as pool:
             ...     pool.run(divmod, 7, 2)
             [(3, 1), (3, 1)]
         """
+        self._check_process()
         return self._dealer.run(fn, args, kwargs)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -144,6 +146,7 @@ class Pool(Executor):
             ...     pool.submit(divmod, 7, 2).result()
             (3, 1)
         """
+        self._check_process()
         return self._dealer.submit(fn, args, kwargs, fn)
 
     def map(
@@ -165,12 +168,17 @@ class Pool(Executor):
         """
         if chunksize < 1:
             raise ValueError(f"chunksize={chunksize}: expected at least 1")
+        self._check_process()
         end = None if timeout is None else time.monotonic() + timeout
         calls = zip(*iterables, strict=False)
         futures = []
         while chunk := list(islice(calls, chunksize)):
             futures.append(self._dealer.submit(_chunk, (fn, chunk), {}, fn))
         return self._results(futures[::-1], end)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._owner:
+            raise ClosedError("this pool belongs to the parent of this forked process, which alone may call it")
 
     def _results(self, futures: list[Future[list[T]]], end: float | None) -> Iterator[T]:
         try:
@@ -198,6 +206,8 @@ class Pool(Executor):
             >>> pool
             <Pool of 1 rank, shut down>
         """
+        if os.getpid() != self._owner:
+            return
         if self._served is None:
             self._dealer.shutdown(wait=wait, cancel=cancel_futures)
         if wait:

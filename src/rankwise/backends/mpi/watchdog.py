@@ -58,6 +58,7 @@ class Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rankwise mpi watchdog", daemon=True)
                 self._thread.start()
+                self._pid = os.getpid()
                 self._hook = sys.excepthook
                 sys.excepthook = self._uncaught
                 atexit.register(self._at_exit)
@@ -103,7 +104,7 @@ class Watchdog:
     def _at_exit(self) -> None:
         from mpi4py import MPI
 
-        if MPI.Is_finalized():
+        if MPI.Is_finalized() or os.getpid() != self._pid:
             return
         # If all ranks are at their end, none waits for this one, which can then end with its own exit status.
         together = self.notices is not None and self.notices.all_end(REPORTS)
