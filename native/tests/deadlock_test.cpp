@@ -112,6 +112,13 @@ void deadlocks() {
     CHECK(has(both(send_synchronously, send_synchronously)[0],
               "a deadlock: rank 0 waits for rank 1 (send, tag 3), and rank 1 waits for rank 0 (send, tag 3)\n"));
 
+    const auto another = [](Comm& c) {
+        double x = 0;
+        c.messages().recv_now(&x, 1, DType::F64, 1 - c.rank(), 4);
+    };
+    CHECK(has(both(another, send_synchronously)[0],
+              "a deadlock: rank 0 waits for rank 1 (recv, tag 4), and rank 1 waits for rank 0 (send, tag 3)\n"));
+
     auto said = both(receive, barrier);
     CHECK(has(said[0],
               "rank 0's recv from rank 1 (1 x float64 with tag 3) was not complete within 0.6 s; a deadlock: "

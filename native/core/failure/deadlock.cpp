@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "failure/stacks.hpp"
+#include "p2p/request.hpp"
 #include "trace/trace.hpp"
 
 namespace rankwise {
@@ -29,9 +30,12 @@ std::vector<int> cycle_from(const std::vector<std::optional<Awaited>>& waits, in
 
 bool is_message(const Operation& o) { return o.kind == Op::Send || o.kind == Op::Recv; }
 
-// Whether a message from this rank to `peer` is under way.
-bool sends_to(const Whereabouts& where, int peer) {
-    const auto sends = [&](const Operation& o) { return o.kind == Op::Send && o.peer == peer; };
+// Whether a message from this rank to `peer` is under way, which `receive` may be about to get. A synchronous send
+// waits for ever for another receive.
+bool sends_to(const Whereabouts& where, int peer, const Operation& receive) {
+    const auto sends = [&](const Operation& o) {
+        return o.kind == Op::Send && o.peer == peer && !(o.synchronous && !tag_matches(*receive.tag, *o.tag));
+    };
     return sends(*where.operation) || std::any_of(where.others.begin(), where.others.end(), sends);
 }
 
@@ -83,7 +87,7 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
         const Operation& in = *where[size_t(p)].operation;
         const int peer = is_message(in) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
         if (peer < 0 || peer >= n || peer == p || !stays(peer)) continue;
-        if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p)) continue;
+        if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p, in)) continue;
         if (in.kind == Op::Send && !in.synchronous && takes_in(where[size_t(peer)])) continue;
         if (!is_message(in) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
         std::string text = name(in.kind);

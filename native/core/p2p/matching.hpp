@@ -138,6 +138,10 @@ public:
         while (m && m->awaiting.get() != &send) m = all_.after(*m);
         return m;
     }
+    template <class F> void for_each_awaiting(F&& f) const {
+        for (Message* m = all_.first(); m; m = all_.after(*m))
+            if (m->awaiting) f(*m->awaiting);
+    }
     std::shared_ptr<Message> remove(Message& m) {
         bytes_ -= kept_bytes(m);
         queues_.remove(key(m), m);

@@ -96,8 +96,11 @@ void Messages::check_open(const char* operation, const CallOptions& options) {
 void Messages::notify(int whom) {
     PeerSlot& peer_slot = group_.peers[whom];
     if (peer_slot.message_sleepers.load()) futex_notify(peer_slot.message_notifications);
-    if (!peer_slot.awaits_progress.load()) return;
-    peer_slot.progress_notified.store(1);
+    if (peer_slot.awaits_progress.load()) notify_progress_of(whom);
+}
+
+void Messages::notify_progress_of(int whom) {
+    group_.peers[whom].progress_notified.store(1);
     futex_notify(segment_->record(transport_.members[size_t(whom)].world_rank).progress_notifications);
 }
 
@@ -177,6 +180,7 @@ void Messages::arrive_here(const std::shared_ptr<Request>& r) {
     if (r->synchronous_ && !m->receive) m->awaiting = r;
     else complete(*r);
     finish(*m);
+    notify(rank_);  // another thread may wait for it
 }
 
 std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag,
@@ -203,6 +207,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
     check_open(name(Op::Recv), options);
     trace(*r, waits);
     try {
+        if (!waits) listen(*r);
         if (Message* const m = first_arrived(r->peer_, r->tag_, r.get()); !m) {
             receives_.add(r, true);
             pull_from(r->peer_);
@@ -293,6 +298,7 @@ void Messages::end_trace(Request& r, bool failed) {
 }
 
 void Messages::complete(Request& r, bool failed) {
+    if (r.complete_) return;  // for its caller already
     end_trace(r, failed);
     if (!failed) tracer_.moved(r.bytes());
     if (tracer_.measured()) {
@@ -324,6 +330,11 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     const bool kept =
         r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
     Memory copy = kept ? Memory(r->bytes()) : Memory();
+    if (r->synchronous_ && kept) {  // it cannot be taken back, so it is delivered, and complete for its caller
+        go_on_from(*r, std::move(copy));
+        complete(*r);
+        return go_on_in_background();
+    }
     r->cancelled_ = true;
     end_trace(*r, true);
     if (r->sends_) {
@@ -420,6 +431,7 @@ bool Messages::accepts(const Request& r, const Header& h) {
 
 // Whether the progress thread need not run for a receive: its message is short and has not been matched, and so few
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
+// But a synchronous send must not wait for that: its sender wakes the thread.
 bool Messages::may_stay_in_ring(const Request& r) const {
     return r.wanted_.kind == Wanted::UpTo && !r.message_ && r.bytes() < tuning::kRendezvous &&
            receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
@@ -463,6 +475,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
 }
 
 std::vector<std::shared_ptr<Request>> Messages::take_failed() {
+    if (forked()) return {};
     const auto lock = lock_requests();
     return std::move(failed_);
 }

@@ -210,11 +210,13 @@ private:
     void end_trace(Request& request, bool failed);
     static bool accepts(const Request& receive, const Header& header);
     bool may_stay_in_ring(const Request& receive) const;
+    void listen(const Request& receive);
     bool fits(Request& receive, int from, const Header& header);
     bool pending() const;     // something is left to do for the progress thread
     bool unfinished() const;  // something that this rank has started, and not given up, is not complete
     std::unique_lock<std::mutex> lock_requests(const CallOptions& options = {});
     void notify(int whom);
+    void notify_progress_of(int whom);
     void check_open(const char* operation, const CallOptions& options = {});  // with mutex_ locked
     class Waiting;
     class Foreground;
@@ -273,6 +275,7 @@ private:
     bool closing_ = false;
     GroupMemory::Lease lease_;  // of all requests: while it is held, whoever has the mutex may use the group's memory
     ProgressThread& background_;
+    bool listens_ = false;  // the progress thread listens
 };
 
 // A thread waits for a message for as long as this lives, which begins and ends with mutex_ locked.

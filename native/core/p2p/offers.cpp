@@ -36,6 +36,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     header.parts = uint8_t(n);
     if (n) c.offers[body.about.slot].store(OfferStage::Offered);
     if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) return false;
+    if (r->synchronous_) notify_progress_of(to);
     if (n) out.free_slots.pop_back();
     r->matched_ = true;
     r->offer_ = body.about.number;
@@ -135,7 +136,11 @@ void Messages::finish_claimed(int from) {
 // does this: their senders may have to go on before this rank can. A receive that follows soon saves the copy.
 void Messages::take_offers() {
     arrived_.for_each_offered([&](Message& m) {
-        if (m.header.form == Form::Awaited || m.header.bytes > room()) return;
+        if (m.header.form == Form::Awaited) {
+            if (cancelled(m)) send_answers(arrived_.remove(m)->from);
+            return;
+        }
+        if (m.header.bytes > room()) return;
         Memory memory(m.header.bytes);
         const std::shared_ptr<Message> taken = arrived_.remove(m);
         if (claim(m)) {

@@ -199,7 +199,9 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
 }
 
 void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
-    await(kAny, kAny, timeout,
+    // Not a message from another rank, which may have left, but a receive by another thread ends a send to this one.
+    const bool to_itself = std::ranges::any_of(requests, [&](const auto& r) { return r->peer_ == rank_; });
+    await(to_itself ? rank_ : kAny, kAny, timeout,
           [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->complete_ || r->cancelled_; }); });
 }
 
@@ -215,10 +217,15 @@ void Messages::go_on_in_background(bool now) {
     }
 }
 
-void Messages::notify_progress_thread() {
-    own_slot().progress_notified.store(1);
-    background_.notify();
+// A receive that may stay in the ring: only a synchronous send will notify the progress thread. Called before this rank
+// looks for the message, so that none is missed.
+void Messages::listen(const Request& r) {
+    if (listens_ || !may_stay_in_ring(r)) return;
+    background_.listen(*this);
+    listens_ = true;
 }
+
+void Messages::notify_progress_thread() { notify_progress_of(rank_); }
 
 void Messages::set_progress(Progress now) {
     const bool wakeable = now == Progress::Wakeable;
@@ -259,7 +266,7 @@ InBackground::Next Messages::advance() noexcept {
         return Next::Soon;
     }
     set_progress(Progress::Idle);
-    return Next::Nothing;
+    return listens_ && !over() ? Next::Notified : Next::Nothing;
 }
 
 std::string Messages::close(double timeout) {
@@ -293,6 +300,7 @@ std::string Messages::close(double timeout) {
         if (size_t left = sends_left(); left && trouble.empty())
             trouble = std::to_string(left) + " sends not delivered";
         receives_.for_each([&](Request& r) { end_trace(r, true); });
+        arrived_.for_each_awaiting([&](Request& r) { end_trace(r, true); });
         for (const Outgoing& out : outgoing_) {
             for (auto& r : out.sends) end_trace(*r, true);
             for (auto& [number, r] : out.offered) end_trace(*r, true);

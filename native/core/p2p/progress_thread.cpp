@@ -9,6 +9,12 @@
 
 namespace rankwise {
 
+namespace {
+
+constexpr Clock::time_point kNever = Clock::time_point::max();
+
+}  // namespace
+
 // A rank's first group is made before all its others, so no two threads make one for the same rank.
 ProgressThread& ProgressThread::of(Segment& segment, int world_rank) {
     std::shared_ptr<ProgressThread>& own = segment.progress_threads.at(size_t(world_rank));
@@ -26,19 +32,27 @@ ProgressThread::~ProgressThread() {
         const std::lock_guard lock(mutex_);
         ends_ = true;
     }
-    changed_.notify_all();
     notify();
     thread_.join();
 }
 
 void ProgressThread::serve(InBackground& messages) {
     const std::lock_guard lock(mutex_);
+    messages.due_ = {};
+    list(messages);
+    notify();
+}
+
+void ProgressThread::listen(InBackground& messages) {
+    const std::lock_guard lock(mutex_);
+    if (!messages.listed_) messages.due_ = kNever;
+    list(messages);
+}
+
+void ProgressThread::list(InBackground& messages) {
     if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
     messages.again_ = true;
-    messages.due_ = {};
     if (!std::exchange(messages.listed_, true)) list_.append(messages);
-    changed_.notify_all();
-    notify();
 }
 
 void ProgressThread::dismiss(InBackground& messages) {
@@ -49,12 +63,10 @@ void ProgressThread::dismiss(InBackground& messages) {
 
 void ProgressThread::run() {
     std::unique_lock lock(mutex_);
-    for (;;) {
-        changed_.wait(lock, [&] { return ends_ || !list_.empty(); });
-        if (ends_) return;
+    while (!ends_) {
         const uint32_t seen = notifications_.load();
-        const auto pause = visit_all(lock) - Clock::now();
-        if (pause.count() <= 0) continue;
+        const auto pause = std::min<Clock::duration>(visit_all(lock) - Clock::now(), kForever);
+        if (ends_ || pause.count() <= 0) continue;
         lock.unlock();
         futex_sleep(notifications_, seen, pause);
         lock.lock();
@@ -64,7 +76,7 @@ void ProgressThread::run() {
 // Advances those that are notified, or due. Returns when the next one is due.
 Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) {
     const Clock::time_point now = Clock::now();
-    Clock::time_point earliest = now + kLongestSleep;
+    Clock::time_point earliest = kNever;
     for (InBackground* each = list_.first(); each;) {
         const bool ends = (each->notified() || each->due_ <= now) && !visit(*each, lock);
         InBackground* const next = list_.after(*each);
@@ -89,7 +101,7 @@ bool ProgressThread::visit(InBackground& messages, std::unique_lock<std::mutex>&
     lock.lock();
     visited_ = nullptr;
     changed_.notify_all();
-    messages.due_ = {};
+    messages.due_ = next == Next::Notified ? kNever : Clock::time_point();
     if (next == Next::Soon) messages.due_ = Clock::now() + kStandAside;
     if (next == Next::Later) messages.due_ = Clock::now() + kLongestSleep;
     if (messages.again_) messages.due_ = {};

@@ -19,10 +19,11 @@ namespace rankwise {
 class InBackground {
 public:
     enum class Next : uint8_t {
-        Again,    // something moved
-        Soon,     // look again after kStandAside
-        Later,    // when it is notified, or after kLongestSleep
-        Nothing,  // until `serve` is called again
+        Again,     // something moved
+        Soon,      // look again after kStandAside
+        Later,     // when it is notified, or after kLongestSleep
+        Notified,  // when it is notified
+        Nothing,   // until `serve` is called again
     };
     // Moves what there is to move.
     virtual Next advance() noexcept = 0;
@@ -50,6 +51,8 @@ public:
 
     // Calls advance() from now on, until it returns Nothing. Throws what std::thread throws if it cannot be started.
     void serve(InBackground& messages);
+    // The same, but only once the group is notified.
+    void listen(InBackground& messages);
     // After that, the thread does not use it any more. Its advance() must return Nothing by now.
     void dismiss(InBackground& messages);
     // Makes the thread look which groups are notified.
@@ -58,6 +61,7 @@ public:
 private:
     explicit ProgressThread(std::atomic<uint32_t>& notifications) : notifications_(notifications) {}
     void run();
+    void list(InBackground& messages);
     Clock::time_point visit_all(std::unique_lock<std::mutex>& lock);
     bool visit(InBackground& messages, std::unique_lock<std::mutex>& lock);
 

@@ -2,6 +2,7 @@
 
 import marshal
 import pickle
+import signal
 import time
 from fractions import Fraction
 
@@ -338,16 +339,25 @@ def synchronous_messages() -> None:
     persistent = comm.Ssend_init(x[3:], right, 17)
     persistent.Start()
     every_second = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
-    sends = [persistent, comm.Issend([x, 1, every_second], right, 17), comm.issend(np.full(9_000, 7), right, 17)]
+    misaligned = np.zeros(25, "u1")[1:].view(float)
+    misaligned[:] = x[3:]
+    sends = [persistent, comm.Issend([x, 1, every_second], right, 17)]
+    sends += [comm.Issend(misaligned, right, 17), comm.issend(np.full(9_000, 7), right, 17)]
     comm.Probe(left, 17)
     comm.Barrier()
     assert not any(request.Test() for request in sends)  # no receive has matched them
     comm.Barrier()
-    for expected in ([3, 4, 5], [0, 2, 4]):
+    for expected in ([3, 4, 5], [0, 2, 4], [3, 4, 5]):
         comm.Recv(y, left, 17)
         equal(y, expected)
     equal(comm.recv(source=left, tag=17), np.full(9_000, 7))
     MPI.Request.Waitall(sends)
+    early = comm.Irecv(y, left, 19)
+    comm.Barrier()
+    comm.Ssend(x[:3], right, 19)  # which the receiver need not wait for
+    comm.Barrier()
+    early.Wait()
+    equal(y, x[:3])
     if size > 1 and rank < 2:
         if rank == 0:
             comm.Ssend(x[:3], 1, 18)
@@ -357,6 +367,30 @@ def synchronous_messages() -> None:
             comm.Recv(y, 0, 18)
             equal(y, x[:3])
             assert comm.recv(source=0, tag=18) == "object"
+
+
+def interrupted_send() -> None:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    if size > 1 and rank == 0:
+        x = np.arange(3.0)
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError):
+            comm.Ssend(x, 1, 20)
+        signal.signal(signal.SIGALRM, before)
+        x[:] = 9
+        comm.Send(x, 1, 20)
+    comm.Barrier()
+    if rank == 1:
+        y = np.zeros(3)
+        comm.Recv(y, 0, 20)
+        if y[0] != 9:  # where memory of other processes is out of reach, it is delivered as it was
+            equal(y, [0, 1, 2])
+            comm.Recv(y, 0, 20)
+        equal(y, [9, 9, 9])
+        assert not comm.iprobe(0, 20)
 
 
 def communicators() -> None:
@@ -440,7 +474,7 @@ def datatypes() -> None:
 
 for check in (
     *(objects, buffers, vectors, buffers_that_do_not_fit, windows),
-    *(object_messages, messages, synchronous_messages, communicators, datatypes),
+    *(object_messages, messages, synchronous_messages, interrupted_send, communicators, datatypes),
 ):
     check()
 comm.Barrier()

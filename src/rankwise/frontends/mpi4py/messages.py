@@ -6,6 +6,8 @@ import warnings
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
@@ -37,8 +39,8 @@ _new = object.__new__
 class Messages(Handle[Context]):
     """The messages of a communicator.
 
-    A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send where the backend is
-    not one of rankwise's own, which cannot tell when a receive has matched the message.
+    A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send if the job runs on
+    several hosts: those backends cannot tell when a receive has matched the message.
     """
 
     # ---- buffers ----
@@ -51,7 +53,7 @@ class Messages(Handle[Context]):
         if to is not None:
             blocks = simple(buf, False)
             if not context.shortcuts.send_array(blocks.elements(blocks.packed()), to, int(tag)):
-                self._begin_send(buf, dest, tag).wait()
+                _deliver(self._begin_send(buf, dest, tag))
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False, synchronous: bool = False) -> Started:
         """A send in general: of any buffer, to any rank, on any backend."""
@@ -63,8 +65,10 @@ class Messages(Handle[Context]):
         data, dtype = blocks.packed(), blocks.dtype
         if copy:
             data = data.copy()
-        start = context.shortcuts.issend_array if synchronous else context.shortcuts.isend_array
-        work = start(blocks.elements(data), to, int(tag), group)
+        if synchronous:
+            work = context.shortcuts.issend_array(np.asarray(data), to, int(tag), group)
+        else:
+            work = context.shortcuts.isend_array(blocks.elements(data), to, int(tag), group)
         if work is None:
             inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
             return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
@@ -98,7 +102,7 @@ class Messages(Handle[Context]):
         return Request._of(self._begin_send(buf, dest, tag, synchronous=True))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._begin_send(buf, dest, tag, synchronous=True).wait()
+        _deliver(self._begin_send(buf, dest, tag, synchronous=True))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
@@ -221,7 +225,7 @@ class Messages(Handle[Context]):
         return Request._of(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self._begin_object_send(wrap(obj), dest, tag, synchronous=True).wait()
+        _deliver(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
 
     def _begin_object_send(self, sent: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
         context = self._live()
@@ -378,6 +382,15 @@ def _sending(work: Any) -> Started:
         return SENT
     work.started = True
     return work  # type: ignore[no-any-return]
+
+
+def _deliver(sending: Started) -> None:
+    """Wait for a send. An interrupted one is cancelled."""
+    try:
+        sending.wait()
+    except BaseException:
+        sending.cancel()
+        raise
 
 
 def _finish(receiving: Started, status: Status | None) -> Any:
