@@ -250,6 +250,31 @@ void synchronous(Comm& c) {
     }
 }
 
+// A send whose receive is posted goes on although the ring is full and the receiver does something else.
+void behind_a_full_ring(Comm& c) {
+    constexpr int kOthers = 2000;
+    const auto out = message(0, 5, 100);
+    std::vector<int64_t> in(out.size());
+    for (bool synchronous : {false, true}) {
+        if (c.rank() == 0) {
+            c.barrier();
+            for (int i = 0; i < kOthers; ++i) c.messages().send(out.data(), out.size(), DType::I64, 1, 1);
+            if (synchronous)
+                c.messages().send_synchronously(out.data(), out.size(), DType::I64, 1, 5)->wait(std::nullopt);
+            else c.messages().send_now(out.data(), out.size(), DType::I64, 1, 5);
+            c.barrier();
+            c.sync();
+            continue;
+        }
+        const auto early = c.messages().recv_up_to(in.data(), in.size(), DType::I64, 0, 5);
+        c.barrier();
+        c.barrier();
+        early->wait(std::nullopt);
+        CHECK(in == out, "behind a full ring");
+        for (int i = 0; i < kOthers; ++i) c.messages().recv_now(in.data(), in.size(), DType::I64, 0, 1);
+    }
+}
+
 // A large message whose receive is already posted bypasses the ring, whether or not the sender waits. Two at a time.
 void posted_receives(Comm& c) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
@@ -443,6 +468,7 @@ void every_kind(Comm& c) {
     if (c.world_size() > 1) objects_between_arrays(c);
     if (c.world_size() == 2) object_after_an_array(c);
     if (c.world_size() == 2) refused_and_offered(c);
+    if (c.world_size() == 2) behind_a_full_ring(c);
     if (c.world_size() == 2) posted_receives_without_a_match(c);
     synchronous(c);
     wrong_size_loses_nothing(c);

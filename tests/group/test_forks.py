@@ -85,6 +85,9 @@ with rw.overlap.Stream() as stream:
     works = [stream.submit(fork), stream.submit(ran.append, os.getpid()), stream.submit(start)]
     assert [work.wait(30) for work in works] == [0, None, -signal.SIGTERM]
     assert ran == [os.getpid()]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # the idle thread of the stream blocks it too
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
 """
 
 RANKS = """
@@ -124,13 +127,16 @@ def rank(leaves):
     group, me, children = rw.init(), os.getpid(), []
     group.barrier()
     try:
-        for i in range(1, 6):
+        large = np.zeros(1_000_000)
+        zero = (lambda: group.all_reduce(1), lambda: group.recv(large, 1), lambda: group.send(large, 1))
+        one = (lambda: group.all_reduce(1), lambda: group.send(large + 1, 0), lambda: group.recv(large, 0))
+        for i in range(1, 4):
             if group.rank == 0:
                 signal.signal(signal.SIGUSR1, handler)
                 threading.Timer(0.2, os.kill, (me, signal.SIGUSR1)).start()
             else:
                 time.sleep(0.5)
-            assert group.all_reduce(1) == 2
+            (one if group.rank else zero)[i - 1]()
             while group.rank == 0 and len(children) < i:  # the signal was late
                 time.sleep(0.01)
                 if os.getpid() != me:
@@ -140,11 +146,11 @@ def rank(leaves):
             raise
         os._exit(0)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * len(children)
-    return len(children)
+    return len(children), large[0]
 
 if __name__ == "__main__":
     for leaves in (True, False):
-        assert rw.spawn(rank, 2, leaves) == [5, 0]
+        assert rw.spawn(rank, 2, leaves) == [(3, 1), (0, 1)]
 """
 
 

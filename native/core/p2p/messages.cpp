@@ -161,6 +161,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
         push(to, false);
+        if (r->synchronous_) notify_progress_of(to);
         if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
@@ -315,6 +316,7 @@ void Messages::pull_from(int from) {
 }
 
 void Messages::cancel(const std::shared_ptr<Request>& r) {
+    if (forked()) return;
     std::lock_guard lock(mutex_);
     cancel_locked(r);
     if (r->cancelled_) notify(rank_);  // another thread may wait for it
@@ -431,7 +433,7 @@ bool Messages::accepts(const Request& r, const Header& h) {
 
 // Whether the progress thread need not run for a receive: its message is short and has not been matched, and so few
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
-// But a synchronous send must not wait for that: its sender wakes the thread.
+// A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
     return r.wanted_.kind == Wanted::UpTo && !r.message_ && r.bytes() < tuning::kRendezvous &&
            receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;

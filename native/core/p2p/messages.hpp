@@ -288,6 +288,7 @@ public:
         messages.notify_progress_thread();  // so that it becomes wakeable again later
     }
     ~Waiting() {
+        if (messages_.forked()) return;  // in a child that a signal handler has forked
         count(-1);
         if (!messages_.waiting_ && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
     }

@@ -22,10 +22,10 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
     if (group_.failed()) failures_.throw_failure(operation);
     auto peer_that_left = [&](const Request& r) -> std::optional<int> {
         const auto lock = lock_requests();
-        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
+        if ((request && r.complete_) || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
         while (progress()) {
         }  // messages that it left in the ring are still received
-        if (r.complete_ || done()) return std::nullopt;
+        if ((request && r.complete_) || done()) return std::nullopt;
         return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
     std::vector<std::shared_ptr<const Request>> all;
@@ -57,6 +57,7 @@ public:
         else messages.trace(*request, true);
     }
     ~Foreground() {
+        if (messages_.forked()) return;
         {
             std::lock_guard lock(messages_.mutex_);
             waiting_.reset();
@@ -130,8 +131,12 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         check_peers(request, done);
         foreground.publish();
         const auto lock = lock_requests();
-        for (const Outgoing& out : outgoing_)  // the receivers may be stopped
-            if (!out.sends.empty()) out.sends.front()->receiver_copies_ = false;
+        for (int p = 0; p < n_; ++p) {
+            if (outgoing_[p].sends.empty()) continue;
+            outgoing_[p].sends.front()->receiver_copies_ = false;  // the receiver may be stopped
+            // The ring may be full of messages that it does not wait for.
+            if (!group_.peers[p].message_waits.load(std::memory_order_relaxed)) notify_progress_of(p);
+        }
         if (!closing_) take_offers();
     };
     PeerSlot& own = own_slot();
@@ -185,6 +190,7 @@ template <class Done> void Messages::await(int from, int tag, double timeout, Do
         Messages& messages;
         Request& receive;
         ~EndTrace() {
+            if (messages.forked()) return;
             std::lock_guard lock(messages.mutex_);
             messages.end_trace(receive, false);
         }
@@ -199,8 +205,8 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
 }
 
 void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
-    // Not a message from another rank, which may have left, but a receive by another thread ends a send to this one.
-    const bool to_itself = std::ranges::any_of(requests, [&](const auto& r) { return r->peer_ == rank_; });
+    // A send to this rank ends with a receive by another thread, even if all other ranks have left.
+    const bool to_itself = std::ranges::all_of(requests, [&](const auto& r) { return r->sends_ && r->peer_ == rank_; });
     await(to_itself ? rank_ : kAny, kAny, timeout,
           [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->complete_ || r->cancelled_; }); });
 }
@@ -217,10 +223,10 @@ void Messages::go_on_in_background(bool now) {
     }
 }
 
-// A receive that may stay in the ring: only a synchronous send will notify the progress thread. Called before this rank
+// For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
 // looks for the message, so that none is missed.
 void Messages::listen(const Request& r) {
-    if (listens_ || !may_stay_in_ring(r)) return;
+    if (listens_ || r.wanted_.kind != Wanted::UpTo) return;
     background_.listen(*this);
     listens_ = true;
 }
@@ -352,7 +358,7 @@ bool Request::done() {
 
 void Request::cancel() {
     const auto messages = messages_.lock();
-    if (messages && !messages->forked()) messages->cancel(shared_from_this());
+    if (messages) messages->cancel(shared_from_this());
 }
 
 }  // namespace rankwise

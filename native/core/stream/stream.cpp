@@ -14,8 +14,26 @@ void Task::finish() {
     futex_wake_all(state_);
 }
 
+// Processes that user code starts inherit the thread's signal mask: with all signals blocked, as in the engine's
+// threads, nothing but SIGKILL would end them.
+class Task::Signals {
+public:
+    explicit Signals(const Task& task) : changed_(task.user_code_) {
+        if (changed_) pthread_sigmask(SIG_SETMASK, &task.signals_, &before_);
+    }
+    ~Signals() {
+        if (changed_) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    Signals(const Signals&) = delete;
+
+private:
+    const bool changed_;
+    sigset_t before_;
+};
+
 void Task::run() {
     try {
+        const Signals of_the_program(*this);
         if (body_) body_();
     } catch (...) {
         failure_ = std::current_exception();
@@ -72,6 +90,7 @@ std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool user_code,
     task->program_ = &core_->program;
     task->site_ = std::move(site);
     task->user_code_ = user_code;
+    if (user_code) pthread_sigmask(SIG_SETMASK, nullptr, &task->signals_);
     std::lock_guard lock(core_->mutex);
     if (core_->closing) throw Closed("this stream is closed");
     if (!core_->running) thread_pool::run([core = core_] { core->run(); });  // run() first waits for the mutex

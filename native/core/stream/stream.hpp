@@ -1,5 +1,7 @@
 // An ordered queue of tasks. While there are tasks, a thread runs them (thread_pool.hpp).
 #pragma once
+#include <signal.h>
+
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -30,6 +32,7 @@ public:
 private:
     friend class Stream;
     static constexpr uint32_t kDone = 1, kWakeUp = 2;
+    class Signals;
     void run();
     void cancel(std::exception_ptr why);
     void finish();
@@ -41,6 +44,7 @@ private:
     Embedding* program_ = &Embedding::none;
     std::string site_;  // where the program submitted it
     bool user_code_ = false;
+    sigset_t signals_{};  // those that user code blocks: as in the thread that has submitted it
 };
 
 class Stream {

@@ -87,12 +87,7 @@ void run(std::function<void()> body) {
             return;
         }
     }
-    // With the signal mask of the program, since processes that its functions start inherit that: with all signals
-    // blocked, nothing but SIGKILL would end them.
-    std::thread([body = std::move(body)]() mutable {
-        is_engine_thread = true;
-        work(std::move(body));
-    }).detach();
+    engine_thread([body = std::move(body)]() mutable { work(std::move(body)); }).detach();
 }
 
 }  // namespace rankwise::thread_pool

@@ -6,7 +6,7 @@
 namespace rankwise {
 
 extern thread_local constinit bool is_engine_thread;  // nothing interrupts its waits
-// Starts one that receives no signals.
+// Starts one that receives no signals, except in user code (Task::Signals).
 std::thread engine_thread(std::function<void()> body);
 
 }  // namespace rankwise

@@ -16,6 +16,7 @@
 #include "memory/group_segment.hpp"
 #include "memory/trace_entry.hpp"
 #include "trace/totals.hpp"
+#include "sync/forks.hpp"
 
 namespace rankwise {
 
@@ -37,7 +38,7 @@ public:
     void unreserve() { record_.pending_messages.fetch_sub(1, std::memory_order_relaxed); }
     // Returns nullptr if the operations of all entries are in progress.
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
-    // entry may be nullptr.
+    // entry may be nullptr. In a forked child, the operation goes on: it is the parent's.
     void end(TraceEntry* entry, uint64_t at, uint64_t waited, uint64_t flags = 0);
     // These two add to the rank's totals.
     void moved(uint64_t bytes) {
@@ -59,6 +60,7 @@ private:
     RankRecord& record_;
     TraceEntry* ring_;
     const bool part_;
+    const unsigned forks_ = forks_so_far();
     std::atomic<bool> counted_{true};
 };
 

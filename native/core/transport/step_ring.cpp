@@ -99,11 +99,13 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     struct Announcement {  // whom this rank waits for, before it counts as a sleeper
         std::atomic<uint32_t>& whom;
         Announcement(std::atomic<uint32_t>& whom, int peer) : whom(whom) { whom.store(uint32_t(peer) + 1); }
-        ~Announcement() { whom.store(0); }
+        ~Announcement() {
+            if (forks == forks_so_far()) whom.store(0);
+        }
+        const unsigned forks = forks_so_far();
     } const announcement(group_.peers[rank].waits_for, peer);
     // Who has joined counts its calls from 0 again, and may leave while others still join.
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.calls();
-    const unsigned forks = forks_so_far();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
@@ -116,7 +118,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
                 {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
             failures_.timed_out(value);
     } catch (const Interrupted&) {
-        if (forks != forks_so_far()) throw;  // in a child that the signal handler has forked
+        if (announcement.forks != forks_so_far()) throw;  // in a child that the signal handler has forked
         fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("was interrupted in ") + name(log_.op()));
         throw;
     }

@@ -65,10 +65,10 @@ class Messages(Handle[Context]):
         data, dtype = blocks.packed(), blocks.dtype
         if copy:
             data = data.copy()
-        if synchronous:
-            work = context.shortcuts.issend_array(np.asarray(data), to, int(tag), group)
-        else:
-            work = context.shortcuts.isend_array(blocks.elements(data), to, int(tag), group)
+        start = context.shortcuts.issend_array if synchronous else context.shortcuts.isend_array
+        work = start(blocks.elements(data), to, int(tag), group)
+        if work is None and synchronous:  # the elements are not aligned
+            work = start(np.asarray(data), to, int(tag), group)
         if work is None:
             inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
             return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
