@@ -81,7 +81,7 @@ Python& the_python() {
 
 #if PY_VERSION_HEX < 0x030d0000  // from then on a fork takes Python's own lock, and this one could deadlock with it
 std::mutex making_thread_state;
-[[maybe_unused]] const bool registered =
+[[maybe_unused]] const bool thread_states_locked_around_forks =
     rankwise::lock_around_forks([] { making_thread_state.lock(); }, [] { making_thread_state.unlock(); });
 #else
 struct {

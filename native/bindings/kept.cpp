@@ -10,7 +10,8 @@ namespace {
 std::mutex mutex;
 std::vector<PyObject*> unwanted;  // the interpreter will release their references
 bool announced = false;           // whether the interpreter knows that there are some
-[[maybe_unused]] const bool registered = rankwise::lock_around_forks([] { mutex.lock(); }, [] { mutex.unlock(); });
+[[maybe_unused]] const bool unwanted_locked_around_forks =
+    rankwise::lock_around_forks([] { mutex.lock(); }, [] { mutex.unlock(); });
 
 int release_unwanted(void*) {
     std::vector<PyObject*> taken;

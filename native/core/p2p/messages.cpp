@@ -161,7 +161,6 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     try {
         if (waits && sends.size() == 1) poll_for_receive(to, *r);
         push(to, false);
-        if (r->synchronous_) notify_progress_of(to);
         if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
@@ -524,10 +523,18 @@ bool Messages::progress() {
     bool moved = false;
     for (int p = 0; p < n_; ++p) {
         if (p == rank_) continue;
-        moved |= push(p, false);
+        bool pushed = push(p, false);
         moved |= pull(p);
         moved |= fetch_claimed(p);
-        moved |= push(p, true);
+        pushed |= push(p, true);
+        moved |= pushed;
+        // The ring may be full of messages that the receiver does not wait for, before one that it does wait for.
+        Outgoing& out = outgoing_[p];
+        if (pushed || out.sends.empty()) out.stuck = false;
+        else if (!out.stuck && !group_.peers[p].message_waits.load(std::memory_order_relaxed)) {
+            out.stuck = true;
+            notify_progress_of(p);
+        }
     }
     return moved;
 }

@@ -108,7 +108,8 @@ private:
         std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
         std::deque<Header> answers;                                   // to offers of that rank
         Sends* writing = nullptr;                                     // the queue whose first message is being written
-        uint64_t read = 0;  // what the destination had read from the ring when this rank last had to look
+        bool stuck = false;  // and the receiver's progress thread has been notified of that
+        uint64_t read = 0;   // what the destination had read from the ring when this rank last had to look
         int next_offer = 0;
         std::vector<int> free_slots = all_slots();
         static std::vector<int> all_slots() {
@@ -123,7 +124,7 @@ private:
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
             return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) {
-                       return !each.second->offer_cancelled();
+                       return !each.second->offer_cancelled() && !each.second->complete_;
                    }));
         }
     };

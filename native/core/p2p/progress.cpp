@@ -22,10 +22,10 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
     if (group_.failed()) failures_.throw_failure(operation);
     auto peer_that_left = [&](const Request& r) -> std::optional<int> {
         const auto lock = lock_requests();
-        if ((request && r.complete_) || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
+        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
         while (progress()) {
         }  // messages that it left in the ring are still received
-        if ((request && r.complete_) || done()) return std::nullopt;
+        if (r.complete_ || done()) return std::nullopt;
         return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
     std::vector<std::shared_ptr<const Request>> all;
@@ -131,12 +131,8 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         check_peers(request, done);
         foreground.publish();
         const auto lock = lock_requests();
-        for (int p = 0; p < n_; ++p) {
-            if (outgoing_[p].sends.empty()) continue;
-            outgoing_[p].sends.front()->receiver_copies_ = false;  // the receiver may be stopped
-            // The ring may be full of messages that it does not wait for.
-            if (!group_.peers[p].message_waits.load(std::memory_order_relaxed)) notify_progress_of(p);
-        }
+        for (const Outgoing& out : outgoing_)  // the receivers may be stopped
+            if (!out.sends.empty()) out.sends.front()->receiver_copies_ = false;
         if (!closing_) take_offers();
     };
     PeerSlot& own = own_slot();
@@ -205,8 +201,10 @@ std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout
 }
 
 void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
-    // A send to this rank ends with a receive by another thread, even if all other ranks have left.
-    const bool to_itself = std::ranges::all_of(requests, [&](const auto& r) { return r->sends_ && r->peer_ == rank_; });
+    const bool to_itself = [&] {  // which another thread may complete, even if all other ranks have left
+        const auto lock = lock_requests();
+        return std::ranges::any_of(requests, [&](const auto& r) { return r->peer_ == rank_; });
+    }();
     await(to_itself ? rank_ : kAny, kAny, timeout,
           [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->complete_ || r->cancelled_; }); });
 }
