@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "failure/stacks.hpp"
-#include "p2p/request.hpp"
 #include "trace/trace.hpp"
 
 namespace rankwise {
@@ -34,7 +33,8 @@ bool is_message(const Operation& o) { return o.kind == Op::Send || o.kind == Op:
 // waits for ever for another receive.
 bool sends_to(const Whereabouts& where, int peer, const Operation& receive) {
     const auto sends = [&](const Operation& o) {
-        return o.kind == Op::Send && o.peer == peer && !(o.synchronous && !tag_matches(*receive.tag, *o.tag));
+        const bool another = *receive.tag >= 0 && o.tag != receive.tag;
+        return o.kind == Op::Send && o.peer == peer && !(o.synchronous && another);
     };
     return sends(*where.operation) || std::any_of(where.others.begin(), where.others.end(), sends);
 }
