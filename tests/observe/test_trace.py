@@ -23,7 +23,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Tracing on, as in a rank of `rankwise run --trace`; the descriptor that takes the spans."""
     fd = os.memfd_create(SPANS_MEMFD)
     monkeypatch.setenv("RANKWISE_TRACE_FD", str(fd))
-    monkeypatch.setattr(trace, "_pid", 0)
+    monkeypatch.setattr(trace, "_fd", trace._UNKNOWN)
     yield fd
     trace.flush()
     monkeypatch.setattr(trace, "_fd", None)
