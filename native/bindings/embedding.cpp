@@ -83,17 +83,14 @@ Python& the_python() {
 std::mutex making_thread_state;
 [[maybe_unused]] const bool thread_states_locked_around_forks =
     rankwise::lock_around_forks([] { making_thread_state.lock(); }, [] { making_thread_state.unlock(); });
-#else
-struct {
-    void lock() {}
-    void unlock() {}
-} making_thread_state;
 #endif
 
 }  // namespace
 
 PyThreadState* HoldGil::new_thread_state() {
+#if PY_VERSION_HEX < 0x030d0000
     const std::lock_guard lock(making_thread_state);
+#endif
     return PyThreadState_New(PyInterpreterState_Main());
 }
 

@@ -51,7 +51,6 @@ public:
         return tracer_.begin(what, group, tag, sequence, bytes, at);
     }
     void end(TraceEntry* entry, uint64_t waited, bool failed) {
-        if (getpid() != owner_) return;
         tracer_.waited(waited);
         tracer_.end(entry, ticks(), waited, failed ? kFailed : 0);
     }

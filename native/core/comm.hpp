@@ -123,7 +123,7 @@ public:
     // Collective. color < 0: this rank joins no new group and gets nullptr.
     std::shared_ptr<Comm> split(int64_t color, int64_t key);
 
-    // Fail the group with an error that names this rank: "rank 2 <why>".
+    // Fail the group with an error that names this rank: "rank 2 <why>". Does nothing in a forked child.
     void abort(const std::string& why);
     // Going on after a loss (recovery.cpp), on a group that may have failed.
     //

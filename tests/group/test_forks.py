@@ -135,7 +135,7 @@ def rank(leaves):
                 signal.signal(signal.SIGUSR1, handler)
                 threading.Timer(0.2, os.kill, (me, signal.SIGUSR1)).start()
             else:
-                time.sleep(0.5)
+                time.sleep(0.5)  # rank 0 gets the signal while it waits for this rank
             (one if group.rank else zero)[i - 1]()
             while group.rank == 0 and len(children) < i:  # the signal was late
                 time.sleep(0.01)

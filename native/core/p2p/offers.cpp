@@ -1,8 +1,8 @@
-// Messages whose data stays with their sender until the receiver wants it: those of synchronous sends, those for which
-// the receiver has no room, and large ones, of which it then makes one copy in place of two (an object with an array of
-// 1 MiB, round trip: 577 to 269 us). The receiver copies the data from the sender's memory, with the help of a sender
-// that waits, or, where it cannot, requests it through the ring. An offered message is matched like any other one, so
-// that a later message can be received before it.
+// Messages whose data stays with their sender until the receiver wants it: synchronous sends, messages for which the
+// receiver has no room, and large ones, which are then copied once, not twice (an object with an array of 1 MiB, round
+// trip: 577 to 269 us). The receiver copies the data from the sender's memory, with the help of a sender that waits,
+// or, where it cannot, requests it through the ring. An offered message is matched like any other one, so that a later
+// message can be received before it.
 #include "p2p/messages.hpp"
 
 namespace rankwise {

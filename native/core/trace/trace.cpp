@@ -90,7 +90,7 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
 }
 
 void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
-    if (!e || forks_ != forks_so_far()) return;
+    if (!e || forked()) return;
     if (flags) e->what.store(e->what.load(relaxed) | flags, relaxed);
     if (waited) e->waited.store(waited, relaxed);
     e->end.store(at, release);

@@ -15,8 +15,8 @@
 
 #include "memory/group_segment.hpp"
 #include "memory/trace_entry.hpp"
-#include "trace/totals.hpp"
 #include "sync/forks.hpp"
+#include "trace/totals.hpp"
 
 namespace rankwise {
 
@@ -40,12 +40,12 @@ public:
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
     // entry may be nullptr. In a forked child, the operation goes on: it is the parent's.
     void end(TraceEntry* entry, uint64_t at, uint64_t waited, uint64_t flags = 0);
-    // These two add to the rank's totals.
+    // These two add to the rank's totals; a forked child's wait is not the rank's.
     void moved(uint64_t bytes) {
         if (!part_) record_.bytes.fetch_add(bytes, std::memory_order_relaxed);
     }
     void waited(uint64_t ticks) {
-        if (!part_) record_.waited.fetch_add(ticks, std::memory_order_relaxed);
+        if (!part_ && !forked()) record_.waited.fetch_add(ticks, std::memory_order_relaxed);
     }
     // Whether somebody measures what this rank's operations do. Each is then counted when it has ended.
     bool measured() const { return Totals::measuring() && counted_.load(std::memory_order_relaxed); }
@@ -57,6 +57,8 @@ public:
     bool part() const { return part_; }
 
 private:
+    bool forked() const { return forks_ != forks_so_far(); }
+
     RankRecord& record_;
     TraceEntry* ring_;
     const bool part_;

@@ -19,7 +19,7 @@ _lock = threading.Lock()
 _pending: list[tuple[str, str, int, int]] = []  # lane, name, begin and end in ns since the epoch
 _kept = 0
 _UNKNOWN = -1
-_fd: int | None = _UNKNOWN
+_fd: int | None = _UNKNOWN  # until `on` is first called; None: no spans are recorded
 
 
 def _forked() -> None:

@@ -363,7 +363,7 @@ def synchronous_messages() -> None:
             comm.Ssend(x[:3], 1, 18)
             comm.ssend("object", 1, 18)
         else:
-            time.sleep(0.05)
+            time.sleep(0.05)  # so that rank 0 waits for the receive
             comm.Recv(y, 0, 18)
             equal(y, x[:3])
             assert comm.recv(source=0, tag=18) == "object"
