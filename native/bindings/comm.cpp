@@ -161,7 +161,6 @@ void bind_comm(nb::module_& m) {
         .def("sync_stream", &Comm::sync_stream, Release())
         .def("algorithms", &algorithms_of, nb::arg("operation"), nb::arg("bytes"))
         .def_prop_ro("thresholds", &thresholds_of)
-        .def_prop_ro("numa_nodes", [](const Comm& c) { return c.conditions().nodes.members; })
         .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))

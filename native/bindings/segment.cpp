@@ -27,17 +27,14 @@ void bind_segment(nb::module_& m) {
             "join",
             [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms,
                std::optional<bool> oversubscribed, bool single_copy, const std::string& backend, uint32_t restart,
-               bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, int numa_node,
-               const std::vector<int>& numa_nodes, uint64_t unexpected_bytes) {
+               bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, uint64_t unexpected_bytes) {
                 const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend),
                                                   oversubscribed,
                                                   single_copy,
                                                   backend,
                                                   part,
                                                   rankwise::tuning::parse_tuning(tuning),
-                                                  numa_node,
                                                   unexpected_bytes,
-                                                  numa_nodes,
                                                   &python()};
                 ReleaseGil released;
                 return Comm::join(std::move(segment), rank, timeout, process, settings, restart);
@@ -45,8 +42,7 @@ void bind_segment(nb::module_& m) {
             nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(),
             nb::arg("oversubscribed").none() = nb::none(), nb::arg("single_copy") = true, nb::arg("backend") = "shm",
             nb::arg("restart") = 0, nb::arg("part") = false,
-            nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(), nb::arg("numa_node") = 0,
-            nb::arg("numa_nodes") = std::vector<int>(),
+            nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(),
             nb::arg("unexpected_bytes") = rankwise::Settings().unexpected_bytes)
         .def(
             "mark_exited",

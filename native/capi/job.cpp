@@ -11,7 +11,6 @@
 #include "failure/watchdog.hpp"
 #include "report.hpp"
 #include "site.hpp"
-#include "sync/cpu_set.hpp"
 
 namespace rankwise::capi {
 
@@ -89,37 +88,6 @@ std::vector<tuning::NamedValue> thresholds() {
     return values;
 }
 
-std::vector<int> numa_nodes() {
-    constexpr const char* kName = "RANKWISE_NUMA_NODES";
-    std::vector<int> nodes;
-    const std::string text = variable(kName);
-    for (const char *at = text.data(), *end = at + text.size(); at < end; ++at) {
-        const auto [next, error] = std::from_chars(at, end, nodes.emplace_back());
-        if (error != std::errc{} || nodes.back() < 0 || (next < end && *next != ','))
-            refuse(kName, text, "whole numbers of at least 0, between commas");
-        at = next;
-    }
-    return nodes;
-}
-
-// The NUMA node of all CPUs that this thread may use; -1 if they are on several; 0 if the kernel does not say.
-int own_numa_node() {
-    namespace fs = std::filesystem;
-    const CpuSet cpus = CpuSet::allowed();
-    std::error_code none;
-    int listed = 0;
-    for (const auto& entry : fs::directory_iterator("/sys/devices/system/node", none)) {
-        int node = 0;
-        if (std::sscanf(entry.path().filename().c_str(), "node%d", &node) != 1) continue;
-        ++listed;
-        bool all = true;
-        for (int cpu = 0; all && cpu < cpus.end(); ++cpu)
-            all = !cpus.contains(cpu) || fs::exists(entry.path() / ("cpu" + std::to_string(cpu)), none);
-        if (all) return node;
-    }
-    return listed ? -1 : 0;
-}
-
 Settings settings(int world_size) {
     Settings all;
     all.program = &compiled;
@@ -129,8 +97,6 @@ Settings settings(int world_size) {
     all.oversubscribed = flag("RANKWISE_OVERSUBSCRIBED");
     all.single_copy = flag("RANKWISE_DIRECT").value_or(true);
     all.tuning = tuning::parse_tuning(thresholds());
-    all.numa_node = own_numa_node();
-    all.numa_nodes = numa_nodes();
     const char* const expected = "a number of bytes of at least 0";
     all.unexpected_bytes = number<uint64_t>("RANKWISE_UNEXPECTED_BYTES", expected).value_or(all.unexpected_bytes);
     return all;

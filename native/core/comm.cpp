@@ -143,8 +143,6 @@ void Comm::agree_on_conditions() {
         Forced forced;
         uint64_t tuning;  // digest
         ProcessCores cores;
-        uint64_t numa_nodes;  // digest
-        int32_t numa_node;
     };
     static_assert(sizeof(Proposal) <= kInline);
     const int8_t oversubscribed = settings_.oversubscribed ? *settings_.oversubscribed : -1;
@@ -153,11 +151,7 @@ void Comm::agree_on_conditions() {
                  oversubscribed,
                  settings_.forced,
                  settings_.tuning.digest(),
-                 process_cores(),
-                 digest(settings_.numa_nodes),
-                 settings_.numa_node};
-    const bool one_each = settings_.numa_nodes.size() == size_t(segment_->world_size());
-    if (one_each) own.numa_node = settings_.numa_nodes[members_[size_t(rank())]];
+                 process_cores()};
     if (const int next = (rank() + 1) % transport_.n; next != rank()) {
         uint64_t theirs[2];
         transport_.ring.await(next, probed);
@@ -170,7 +164,6 @@ void Comm::agree_on_conditions() {
                       settings_.backend};
     std::string difference;
     std::vector<ProcessCores> cores{own.cores};
-    std::vector<int> nodes(size_t(transport_.n), own.numa_node);
     for (int p = 0; p < transport_.n; ++p) {
         Proposal theirs;
         if (p == rank()) continue;
@@ -179,10 +172,6 @@ void Comm::agree_on_conditions() {
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
         cores.push_back(theirs.cores);
-        nodes[size_t(p)] = theirs.numa_node;
-        if (theirs.numa_nodes != own.numa_nodes)
-            difference =
-                "RANKWISE_NUMA_NODES differs between rank " + std::to_string(rank()) + " and rank " + std::to_string(p);
         if (theirs.oversubscribed != oversubscribed)
             difference = "RANKWISE_OVERSUBSCRIBED differs between rank " + std::to_string(rank()) + " and rank " +
                          std::to_string(p);
@@ -196,14 +185,9 @@ void Comm::agree_on_conditions() {
     }
     transport_.ring.await_all(transport_.ring.post());  // all ranks have read the words
     if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
-    if (!settings_.numa_nodes.empty() && !one_each)
-        throw BadArgument("RANKWISE_NUMA_NODES: " + std::to_string(settings_.numa_nodes.size()) +
-                          " nodes given, expected one for each of the " + std::to_string(segment_->world_size()) +
-                          " ranks of this host");
     agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
-    agreed.set_nodes(NumaNodes(nodes));
     transport_.set_conditions(agreed);
     transport_.log.restart_numbering();
 }
@@ -532,10 +516,6 @@ std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     Conditions conditions = transport_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
-    std::vector<int> ranks;  // of the members in this group
-    for (int m = 0; m < n; ++m)
-        ranks.push_back(int(std::find(members_.begin(), members_.end(), members[m]) - members_.begin()));
-    conditions.set_nodes(conditions.nodes.part(ranks));
     comm->transport_.set_conditions(conditions);
     return comm;
 }

@@ -211,7 +211,7 @@ void unknown_names() {
              "reduce, all_gather, gather, scatter, reduce_scatter, all_to_all");
     CHECK_EQ(refusal("broadcast", "ring"),
              "RANKWISE_ALGORITHM: the algorithm 'ring' given for broadcast of shm, expected one of inline, staged, "
-             "single_copy, single_copy_split, registered, registered_split, by_node");
+             "single_copy, single_copy_split, registered, registered_split");
 }
 
 std::string refusal_to_tune(const char* cores, const char* threshold) {

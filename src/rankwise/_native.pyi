@@ -176,10 +176,6 @@ class Comm(Shortcuts):
     def thresholds(self) -> tuple[str, dict[str, int]]:
         """How the ranks share the cores of their host, and the thresholds in bytes by which this group chooses."""
 
-    @property
-    def numa_nodes(self) -> list[list[int]]:
-        """The ranks of each NUMA node; empty if the node of some rank is not known."""
-
     # See rankwise.contract.communicator.
     def failed(self) -> dict[int, str]: ...
     def agree(self, flag: int) -> int: ...
@@ -238,8 +234,6 @@ class Segment:
         restart: int = 0,
         part: bool = False,
         tuning: Sequence[tuple[str, str, int]] = (),
-        numa_node: int = 0,
-        numa_nodes: Sequence[int] = (),
         unexpected_bytes: int = 64 << 20,
     ) -> Comm:
         """Join as rank `rank`; returns the world's communicator once all ranks have joined.
@@ -250,11 +244,9 @@ class Segment:
         other's private memory. backend: its name in errors. restart: how many processes were started for this
         rank before; if there were any, it joins the survivors, which call `restore`. part: its operations are parts
         of another communicator's operations, which that one writes into the trace. tuning: thresholds that replace the
-        defaults: (cores, threshold, bytes), with the names of `thresholds()`. numa_node: the NUMA node of
-        this rank, or -1 if it is not known. numa_nodes: that of every rank of the segment, which overrides numa_node.
-        unexpected_bytes: limit on the unexpected messages that this rank keeps; the data of further ones stays with
-        their senders. ValueError for names that do not exist, and, on every rank, if the ranks' algorithms, thresholds
-        or numa_nodes differ, or numa_nodes has not one number for each rank.
+        defaults: (cores, threshold, bytes), with the names of `thresholds()`. unexpected_bytes: limit on
+        the unexpected messages that this rank keeps; the data of further ones stays with their senders. ValueError for
+        names that do not exist, and, on every rank, if the ranks' algorithms or thresholds differ.
         """
 
     def announce_statuses(self) -> None:

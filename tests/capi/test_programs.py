@@ -103,7 +103,6 @@ def test_the_settings_are_those_of_python_ranks(program: Path, tmp_path: Path) -
     mixed = f"if [ $RANKWISE_RANK = 0 ]; then exec {program}; else exec {sys.executable} {script}; fi"
     variables = {
         "RANKWISE_ALGORITHM": "all_reduce=flat, reduce=staged",
-        "RANKWISE_NUMA_NODES": "0,1",
         "RANKWISE_OVERSUBSCRIBED": "1",
         "RANKWISE_DIRECT": "0",
         "RANKWISE_UNEXPECTED_BYTES": "1000",
@@ -120,7 +119,6 @@ def test_the_settings_are_those_of_python_ranks(program: Path, tmp_path: Path) -
         ({"RANKWISE_ALGORITHM": "all_reduce"}, "expected operation=algorithm, separated by commas"),
         ({"RANKWISE_TUNING": "/nowhere"}, "RANKWISE_TUNING: tuning file /nowhere: it cannot be read"),
         ({"RANKWISE_DIRECT": "yes"}, "environment variable RANKWISE_DIRECT='yes': expected 1 or 0"),
-        ({"RANKWISE_NUMA_NODES": "0;1"}, "expected whole numbers of at least 0, between commas"),
         ({"RANKWISE_BACKEND": "gloo"}, "init: a compiled program uses shm"),
     ],
 )

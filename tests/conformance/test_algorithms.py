@@ -70,52 +70,6 @@ def test_forced(backend: str, n: int, operation: str, algorithm: str, monkeypatc
     assert any(r.case.shape[0] > 1 for r in ran)
 
 
-# native/tests/by_node_test.cpp has more placements.
-@pytest.mark.parametrize(
-    ("backend", "nodes"),
-    [
-        ("threads", "0,0,1"),
-        pytest.param("shm", "0,0,1,1", marks=pytest.mark.slow),
-        pytest.param("threads", "0,1,1,0", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "broadcast"])
-def test_by_node_on_pretended_nodes(backend: str, nodes: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKWISE_ALGORITHM", f"{operation}=by_node")
-    monkeypatch.setenv("RANKWISE_NUMA_NODES", nodes)
-    n = len(nodes.split(","))
-    cases = select(operation, "pointer", n)
-    results = merged(run_ranks(n, lambda group: run_cases(group, "pointer", cases), backend=backend))
-    assert not wrong(results)
-    assert {r.status for r in results} <= {Status.PASS, Status.REFUSED}
-
-
-def test_the_nodes_of_a_group_and_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKWISE_NUMA_NODES", "4,4,1,1")
-
-    def body(group: Group) -> tuple[object, object]:
-        part = group.split(0 if group.rank else -1)
-        found = part and part.comm.shortcuts.numa_nodes  # type: ignore[attr-defined]
-        return group.comm.shortcuts.numa_nodes, found  # type: ignore[attr-defined]
-
-    results = run_ranks(4, body, backend="shm")
-    assert results == [([[0, 1], [2, 3]], None)] + [([[0, 1], [2, 3]], [[0], [1, 2]])] * 3
-
-
-@pytest.mark.parametrize(
-    ("nodes", "words"),
-    [
-        ("0,1,1", "RANKWISE_NUMA_NODES: 3 nodes given, expected one for each of the 2 ranks of this host"),
-        ("0,one", "environment variable RANKWISE_NUMA_NODES='0,one': expected whole numbers of at least 0"),
-    ],
-)
-def test_nodes_that_the_ranks_cannot_have(nodes: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKWISE_NUMA_NODES", nodes)
-    with pytest.raises((RanksFailed, ValueError)) as caught:
-        run_ranks(2, lambda group: group.rank, timeout=10)
-    assert words in str(caught.value)
-
-
 def thresholds(group: Group, operation: str) -> list[int]:
     """The sizes of a rank's array, in float32, from which on other algorithms are chosen than below."""
 

@@ -28,15 +28,6 @@ def test_killed(trial: Trial, place: str) -> None:
     kill_one(trial, trial.rng.randint(2, 4), place)
 
 
-@pytest.mark.slow
-@fault(1, "killed, on two NUMA nodes", few=1, full=26)
-def test_killed_in_by_node(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    n = trial.rng.randint(3, 5)
-    monkeypatch.setenv("RANKWISE_NUMA_NODES", ",".join(str(rank % 2) for rank in range(n)))
-    monkeypatch.setenv("RANKWISE_ALGORITHM", "all_reduce=by_node")
-    kill_one(trial, n, "all_reduce")
-
-
 def kill_one(trial: Trial, n: int, place: str) -> None:
     with Workers(trial, n, place) as workers:
         workers.all("started" if place == "init" else "ready")

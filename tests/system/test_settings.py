@@ -41,7 +41,6 @@ def test_switches_that_are_not_set() -> None:
     [
         ("RANKWISE_RANK", "x", "an integer"),
         ("RANKWISE_TIMEOUT", "0", "a number of seconds above 0 and at most 10**9"),
-        ("RANKWISE_NUMA_NODES", "0,-1", "whole numbers of at least 0, between commas"),
         ("RANKWISE_ALGORITHM", "all_reduce", "operation=algorithm, separated by commas"),
     ],
 )

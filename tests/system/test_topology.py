@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from rankwise.system.topology import cores, cpus_text, last_level_caches, nodes, own_node, parse_cpus
+from rankwise.system.topology import cores, cpus_text, last_level_caches, nodes, parse_cpus
 
 ALL = frozenset(range(8))
 
@@ -51,13 +48,3 @@ def test_last_level_caches(tmp_path: Path) -> None:
 def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
     assert nodes(ALL, str(tmp_path)) == {0: ALL}
     assert last_level_caches(ALL, str(tmp_path)) == []
-    assert own_node(str(tmp_path)) == 0
-
-
-def test_own_node_is_that_of_all_cpus_that_the_thread_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    system = machine(tmp_path, {0: "0-3", 1: "4-7"})
-    found = []
-    for allowed in ({1, 2}, {5}, {3, 4}):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
-        found.append(own_node(system))
-    assert found == [0, 1, -1]

@@ -71,10 +71,6 @@ def test_what_cannot_run_has_no_threshold() -> None:
 
 def test_which_points_are_measured() -> None:
     assert "flat_reduce" not in {rule.threshold for rule in rules(["reduce"], 2)}
-    assert {rule.threshold for rule in rules(["broadcast"], 3, nodes=2)} == {
-        "single_copy_broadcast",
-        "by_node_broadcast",
-    }
     assert {rule.threshold for rule in rules(["broadcast"], 3)} == {"single_copy_broadcast"}
     chosen = rules(["reduce", "scatter"], 3)
     assert {rule.threshold for rule in chosen} == {"flat_reduce", "single_copy_reduce", "single_copy_scatter"}

@@ -107,12 +107,6 @@ struct Thresholds {
     // for all of them, and large results are not yet in their caches.
     size_t put_all_gather = 1 * MiB;
 
-    // From these sizes on, an operation goes node by node if NumaNodes::divide allows it. Off unless `rankwise tune`
-    // has measured it on the machine: no machine with several nodes has been measured for the defaults.
-    size_t by_node_all_reduce = kNever;
-    size_t by_node_reduce = kNever;
-    size_t by_node_broadcast = kNever;
-
     bool operator==(const Thresholds&) const = default;
 };
 
@@ -210,9 +204,6 @@ inline constexpr std::pair<const char*, size_t Thresholds::*> kThresholds[] = {
     {"single_copy_scatter", &Thresholds::single_copy_scatter},
     {"single_copy_all_to_all", &Thresholds::single_copy_all_to_all},
     {"put_all_gather", &Thresholds::put_all_gather},
-    {"by_node_all_reduce", &Thresholds::by_node_all_reduce},
-    {"by_node_reduce", &Thresholds::by_node_reduce},
-    {"by_node_broadcast", &Thresholds::by_node_broadcast},
 };
 static_assert(sizeof(Thresholds) == std::size(kThresholds) * sizeof(size_t));
 static_assert(sizeof(Tuning) == std::size(kCores) * sizeof(Thresholds));

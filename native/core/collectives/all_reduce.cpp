@@ -1,11 +1,11 @@
 // All ranks receive the reduction of all ranks' data. Every algorithm reduces in the order of the ranks, so that all
-// ranks get the same bits; by_node does if each node's ranks follow each other, and is chosen only then.
+// ranks get the same bits.
 //
 // inline: the data travels in the slot headers, and every rank reduces all of it. flat: the same through one slot of
 // each rank. staged: the data is cut into pieces, and each piece into one share per rank. A rank writes the other
 // ranks' shares into its slot, reduces its own share from all slots, and copies out the other ranks' results (a
 // reduce-scatter followed by an all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS
-// 2004). single_copy, registered: the same in the ranks' own memory. by_node: by_node.cpp.
+// 2004). single_copy, registered: the same in the ranks' own memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -96,7 +96,6 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
             if (reduce_in_memory(t, choice, data, bytes, item, kernel, -1)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, -1);
-        case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, -1);
         default: none_can_run(t);
         }
     }

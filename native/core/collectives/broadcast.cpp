@@ -3,7 +3,6 @@
 // inline: in the slot header. staged: root writes each piece into its slot, and the other ranks copy it out.
 // single_copy, registered: the other ranks read root's memory.
 // single_copy_split, registered_split: between two ranks, root writes half of the data while the other reads the rest.
-// by_node: by_node.cpp.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -60,7 +59,6 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
             if (broadcast_in_memory(t, choice, data, bytes, root)) return;
             continue;
         case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
-        case Algorithm::ByNode: return broadcast_by_node(t, data, bytes, root);
         default: none_can_run(t);
         }
     }

@@ -26,9 +26,6 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
 void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
 // The staged algorithm of both: only rank `root` receives the result, or every rank if root is negative.
 void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-// The algorithms that go node by node; root as in reduce_staged.
-void reduce_by_node(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
-void broadcast_by_node(Transport& t, uint8_t* data, size_t bytes, int root);
 
 // Reductions in the ranks' own memory, as in_memory. root: as in reduce_staged.
 bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,

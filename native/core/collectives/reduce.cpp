@@ -2,7 +2,7 @@
 //
 // inline: the data travels in the slot headers, and root reduces all of it. flat: the same through the slots. staged:
 // every rank reduces a share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered:
-// every rank reduces a share and writes it into root's memory. by_node: by_node.cpp.
+// every rank reduces a share and writes it into root's memory.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -46,7 +46,6 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
             if (reduce_in_memory(t, choice, data, bytes, item, kernel, root)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, root);
-        case Algorithm::ByNode: return reduce_by_node(t, data, bytes, item, kernel, root);
         case Algorithm::Flat: return reduce_flat(s, data, bytes, item, kernel, root);
         default: none_can_run(t);
         }

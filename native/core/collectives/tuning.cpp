@@ -28,9 +28,6 @@ std::string obstacle(const Conditions& c, Op op, const Extent& e, Algorithm algo
     if ((algorithm == SingleCopy || algorithm == SingleCopyPut || algorithm == SingleCopySplit) && !c.single_copy)
         return "it needs ranks that can read and write each other's memory, which the system or RANKWISE_DIRECT=0 "
                "forbids here";
-    if (algorithm == ByNode && !c.nodes.known())
-        return "it needs ranks whose NUMA nodes are known, and some rank may use CPUs of several nodes: bind the "
-               "ranks, or set RANKWISE_NUMA_NODES";
     return "";
 }
 
@@ -80,17 +77,16 @@ const char* name(Algorithm algorithm) {
                                                 "registered",
                                                 "registered_put",
                                                 "registered_split",
-                                                "separate",
-                                                "by_node"};
+                                                "separate"};
     return size_t(algorithm) < kAlgorithms ? names[size_t(algorithm)] : "unknown";
 }
 
 const std::vector<std::pair<Op, std::vector<Algorithm>>>& algorithms() {
     using enum Algorithm;
     static const std::vector<std::pair<Op, std::vector<Algorithm>>> all = {
-        {Op::AllReduce, {Inline, Flat, Staged, SingleCopy, Registered, ByNode}},
-        {Op::Broadcast, {Inline, Staged, SingleCopy, SingleCopySplit, Registered, RegisteredSplit, ByNode}},
-        {Op::Reduce, {Inline, Flat, Staged, SingleCopy, Registered, ByNode}},
+        {Op::AllReduce, {Inline, Flat, Staged, SingleCopy, Registered}},
+        {Op::Broadcast, {Inline, Staged, SingleCopy, SingleCopySplit, Registered, RegisteredSplit}},
+        {Op::Reduce, {Inline, Flat, Staged, SingleCopy, Registered}},
         {Op::AllGather, {Inline, Staged, SingleCopy, SingleCopyPut, Registered, RegisteredPut}},
         {Op::Gather, {Inline, Staged, SingleCopy, Registered}},
         {Op::Scatter, {Inline, Staged, SingleCopy, Registered}},

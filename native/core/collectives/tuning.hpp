@@ -76,11 +76,9 @@ inline Choice blocks_of(const Conditions& c, size_t largest, size_t single_copy_
     return largest >= c.thresholds.registered_block ? Choice(Registered, Staged) : Choice(Staged);
 }
 
-inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, size_t by_node_from,
-                           Algorithm slots) {
+inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, Algorithm slots) {
     using enum Algorithm;
     if (bytes < c.thresholds.registered_reduction) return slots;
-    if (bytes >= by_node_from && c.divide_by_node) return ByNode;
     return c.single_copy && bytes >= single_copy_from ? Choice(Registered, SingleCopy, slots)
                                                       : Choice(Registered, slots);
 }
@@ -88,7 +86,6 @@ inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy
 // Between two ranks, both copy.
 inline Choice broadcast(const Conditions& c, size_t bytes) {
     using enum Algorithm;
-    if (bytes >= c.thresholds.by_node_broadcast && c.divide_by_node) return ByNode;
     const Choice choice = blocks_of(c, bytes, c.thresholds.single_copy_broadcast);
     if (c.ranks != 2 || choice.first() == Staged) return choice;
     return {choice.first() == SingleCopy ? SingleCopySplit : RegisteredSplit, Staged};
@@ -110,12 +107,11 @@ inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal)
     switch (op) {
     case Op::AllReduce: {
         const size_t flat = std::min(t.flat_all_reduce / size_t(c.ranks), kFlatLimit);
-        return reduction_of(c, e.total, t.single_copy_all_reduce, t.by_node_all_reduce, e.total > flat ? Staged : Flat);
+        return reduction_of(c, e.total, t.single_copy_all_reduce, e.total > flat ? Staged : Flat);
     }
     case Op::Reduce:
-        return reduction_of(c, e.total, t.single_copy_reduce, t.by_node_reduce,
-                            c.ranks > 2 && e.total > t.flat_reduce ? Staged : Flat);
-    case Op::ReduceScatter: return reduction_of(c, e.total, t.single_copy_reduce_scatter, Thresholds::kNever, Staged);
+        return reduction_of(c, e.total, t.single_copy_reduce, c.ranks > 2 && e.total > t.flat_reduce ? Staged : Flat);
+    case Op::ReduceScatter: return reduction_of(c, e.total, t.single_copy_reduce_scatter, Staged);
     case Op::Broadcast: return broadcast(c, e.total);
     case Op::AllGather: return all_gather(c, e.largest, non_temporal);
     case Op::Gather: return blocks_of(c, e.largest, t.single_copy_gather);

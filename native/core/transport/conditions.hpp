@@ -6,13 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "base/policy.hpp"
 #include "memory/group_segment.hpp"
 #include "sync/embedding.hpp"
-#include "transport/numa_nodes.hpp"
 
 namespace rankwise {
 
@@ -29,9 +26,8 @@ enum class Algorithm : uint8_t {
     RegisteredPut,    // as SingleCopyPut, in memory of the segment
     RegisteredSplit,  // as SingleCopySplit, in memory of the segment
     Separate,         // scatter of an array that only root knows: the header, then the parts in a second scatter
-    ByNode,           // through the slots, by NUMA node
 };
-inline constexpr int kAlgorithms = 12;
+inline constexpr int kAlgorithms = 11;
 
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
 
@@ -43,9 +39,7 @@ struct Settings {
     std::string backend = "shm";         // the name under which the program opened it, for errors
     bool part = false;                   // its operations are parts of another communicator's, which traces them
     Tuning tuning{};
-    int numa_node = 0;  // this rank's, as the kernel says; negative: unknown. It may differ between the ranks
     uint64_t unexpected_bytes = 64 << 20;   // limit on the unexpected messages that this rank keeps
-    std::vector<int> numa_nodes{};          // of each rank of the segment, and overrides numa_node; or none
     Embedding* program = &Embedding::none;  // may differ between the ranks
 };
 
@@ -57,12 +51,6 @@ struct Conditions {
     Forced forced{};
     std::string backend;  // as in Settings
     Thresholds thresholds{};
-    NumaNodes nodes{};
-    bool divide_by_node = false;  // the nodes' divide()
-    void set_nodes(NumaNodes of_ranks) {
-        nodes = std::move(of_ranks);
-        divide_by_node = nodes.divide();
-    }
 };
 
 }  // namespace rankwise

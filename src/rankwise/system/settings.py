@@ -99,9 +99,6 @@ class Settings:
     RANKWISE_REGISTERED     1 or 0: whether NumPy, after rw.init(), allocates all arrays of at least a page in
                             registered memory (default 0); the same as the option --registered
                             (docs/how-to/registered-memory.md)
-    RANKWISE_NUMA_NODES     the NUMA node of each rank of this host, in the order of the ranks, instead of what the
-                            kernel says: `0,0,1,1`; the same on all ranks. For tests, and where the kernel is wrong.
-                            With several hosts, every host must have as many ranks as the list has numbers
     RANKWISE_OVERSUBSCRIBED 1 or 0: whether the ranks of this host share cores, instead of what the number of cores
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
@@ -140,8 +137,6 @@ class Settings:
         kept = _read(environ, "RANKWISE_UNEXPECTED_BYTES", _bytes, "a number of bytes of at least 0")
         self.unexpected_bytes = 64 << 20 if kept is None else kept
         self.registered = _switch(environ, "RANKWISE_REGISTERED") is True
-        nodes = _read(environ, "RANKWISE_NUMA_NODES", _numbers, "whole numbers of at least 0, between commas")
-        self.numa_nodes = nodes or []
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
         self.as_mpi4py = _switch(environ, "RANKWISE_AS_MPI4PY") is True
         self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
@@ -232,11 +227,6 @@ def _seconds(text: str) -> float | None:
 def _bytes(text: str) -> int | None:
     value = int(text)
     return value if 0 <= value < 1 << 63 else None
-
-
-def _numbers(text: str) -> list[int] | None:
-    numbers = [int(part) for part in text.split(",")]
-    return numbers if all(0 <= number < 1 << 31 for number in numbers) else None
 
 
 def _algorithms(text: str) -> dict[str, str] | None:

@@ -49,12 +49,6 @@ def nodes(cpus: CpuSet, system: str = SYSTEM) -> dict[int, CpuSet]:
     return {number: node for number, node in found.items() if node}
 
 
-def own_node(system: str = SYSTEM) -> int:
-    """The NUMA node of all CPUs that the calling thread may use; -1 if they are on several."""
-    found = nodes(frozenset(os.sched_getaffinity(0)), system)
-    return next(iter(found)) if len(found) == 1 else -1
-
-
 def _sharing(cpus: CpuSet, sharers: Callable[[int], CpuSet]) -> list[CpuSet]:
     return sorted({cpus & sharers(cpu) | {cpu} for cpu in cpus}, key=min)
 

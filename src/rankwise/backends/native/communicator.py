@@ -24,7 +24,7 @@ from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
-from rankwise.system import topology, tuning_file
+from rankwise.system import tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
 
@@ -236,8 +236,6 @@ def join(
         restart,
         part,
         thresholds,
-        numa_node=topology.own_node() if segment.world_size > 1 else 0,
-        numa_nodes=settings.numa_nodes if segment.world_size > 1 else (),
         unexpected_bytes=settings.unexpected_bytes,
     )
     return EngineCommunicator(comm, backend)

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from rankwise._native import algorithms
-from rankwise.system import topology
-from rankwise.system.settings import Settings
 from rankwise.tools.bench.cases import size_name
 from rankwise.tools.bench.report import OURS, number
 from rankwise.tools.bench.timing import Measurement
 from rankwise.tools.bench.workers import Launch
 
-
-def nodes() -> int:
-    """On how many NUMA nodes ranks of this machine may be, or are said to be by RANKWISE_NUMA_NODES."""
-    said = Settings.read().numa_nodes
-    return len(set(said) or topology.nodes(frozenset(os.sched_getaffinity(0))))
-
-
-ALGORITHMS: dict[str, list[str]] = {
-    operation: [name for name in names if name != "by_node" or nodes() > 1] for operation, names in algorithms().items()
-}
-"""By operation; by_node only if there are several nodes."""
-
-
-def bound(ours: Launch) -> Launch:
-    """With ranks bound to nodes if the machine has several, because only the node of a bound rank is known."""
-    if nodes() == 1 or Settings.read().numa_nodes or "run" not in ours.launcher:
-        return ours
-    return replace(ours, launcher=(*ours.launcher, "--bind", "numa"))
+ALGORITHMS: dict[str, list[str]] = algorithms()
+"""By operation."""
 
 
 def launches(ours: Launch, operations: Sequence[str]) -> dict[str, Launch]:

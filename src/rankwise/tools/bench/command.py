@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rankwise.tools.bench import objects, peers, probes
-from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, level
+from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, level
 from rankwise.tools.bench.algorithms import launches as launches_of
 from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, MeasuredOperation, parse_sizes
 from rankwise.tools.bench.probes import PROBES
@@ -242,7 +242,6 @@ class Run:
             self._finish()
             return 1 if OURS in self.progress.left_out else 0
         if options.algorithms:
-            launches[OURS] = bound(launches[OURS])
             launches.update(launches_of(launches[OURS], names))
         ranks = options.ranks or [2]
         if options.objects:

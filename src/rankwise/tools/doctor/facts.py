@@ -73,19 +73,13 @@ def _quota() -> float | None:
 
 
 def _numa_nodes() -> tuple[str, str]:
-    """The nodes of the CPUs that this process may use, and what follows for the ranks."""
+    """The nodes of the CPUs that this process may use."""
     cpus = frozenset(os.sched_getaffinity(0))
     nodes = topology.nodes(cpus)
     where = "; ".join(f"node {number}: CPUs {topology.cpus_text(node)}" for number, node in nodes.items())
     caches = topology.last_level_caches(cpus)
     if caches:
         where += "; CPUs that share a last-level cache: " + " and ".join(map(topology.cpus_text, caches))
-    given = Settings.read().numa_nodes
-    if given:
-        ranks = ", ".join(f"rank {rank}: {node}" for rank, node in enumerate(given))
-        return f"{len(set(given))}", f"{ranks} (RANKWISE_NUMA_NODES); {where}"
-    if len(nodes) > 1:
-        where += "; the node of a rank is known if it is bound (rankwise run --bind numa)"
     return f"{len(nodes)}", where
 
 

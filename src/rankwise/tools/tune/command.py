@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from rankwise._native import thresholds
 from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.tools.bench import peers
-from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, bound, launches, level, nodes
+from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, launches, level
 from rankwise.tools.bench.cases import OPERATIONS, size_name
 from rankwise.tools.bench.command import check_operations, terminated
 from rankwise.tools.bench.report import OURS, Machine, Progress, note
@@ -94,7 +94,7 @@ class Tune:
     """One run of the command. output: the file, or None for this user's."""
 
     def __init__(self, operations: Sequence[str], ranks: int, seconds: float, output: str | None) -> None:
-        self.rules = rules(operations, ranks, nodes())
+        self.rules = rules(operations, ranks)
         self.ranks = ranks
         self.seconds = seconds
         self.machine = Machine.read()
@@ -139,7 +139,7 @@ class Tune:
         """Start ranks that choose their algorithms as usual, and ranks for each algorithm that the rules compare."""
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-tune-")))
         usual = {"RANKWISE_TUNING": NONE, "RANKWISE_ALGORITHM": ""}
-        ours = bound(replace(peers.ours("shm", (), folder), environment=usual))
+        ours = replace(peers.ours("shm", (), folder), environment=usual)
         operations = list(points(self.rules))
         compared = {name for rule in self.rules for name in (*rule.below, *rule.above)}
         if self.ranks != 2:

@@ -26,8 +26,8 @@ class Rule:
     """A threshold, below and above which different algorithms run. On each side, the fastest that can run counts.
 
     low, high: the smallest and largest block that is measured, in bytes. up_to: the threshold is the last size of
-    `below`, not the first of `above`. divided: the table divides it by the number of ranks. least, nodes: how many
-    ranks and NUMA nodes the rule needs.
+    `below`, not the first of `above`. divided: the table divides it by the number of ranks. least: how many
+    ranks the rule needs.
     """
 
     threshold: str
@@ -39,7 +39,6 @@ class Rule:
     up_to: bool = False
     divided: bool = False
     least: int = 2
-    nodes: int = 1
 
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -59,17 +58,13 @@ RULES = (
         Rule(f"single_copy_{operation}", operation, ("staged",), ("single_copy",), 4 * _KIB, _MIB)
         for operation in _BLOCKS
     ),
-    *(
-        Rule(f"by_node_{name}", name, (*_SLOTS, "single_copy"), ("by_node",), 64 * _KIB, 16 * _MIB, least=3, nodes=2)
-        for name in ("all_reduce", "reduce", "broadcast")
-    ),
     Rule("put_all_gather", "all_gather", ("staged", "single_copy"), ("single_copy_put",), 32 * _KIB, 4 * _MIB),
 )
 
 
-def rules(operations: Sequence[str], ranks: int, nodes: int = 1) -> list[Rule]:
-    """The rules for these operations, on so many ranks and NUMA nodes."""
-    return [rule for rule in RULES if rule.operation in operations and rule.least <= ranks and rule.nodes <= nodes]
+def rules(operations: Sequence[str], ranks: int) -> list[Rule]:
+    """The rules for these operations, on so many ranks."""
+    return [rule for rule in RULES if rule.operation in operations and rule.least <= ranks]
 
 
 def blocks(rule: Rule) -> list[int]:
