@@ -79,7 +79,6 @@ void bind_arrays(nb::module_& m) {
           "(address, elements, dtype, shape, contiguous and aligned, writable) of a NumPy array whose dtype "
           "ranks can exchange, or None for anything else.");
     m.def("address", &address, nb::arg("array"), "Where the first element of a NumPy array is.");
-    m.def("kernel_isa", &kernel_isa, "The instruction set of the reduction kernels on this machine.");
     m.def("reduce_local", &reduce_local, nb::arg("dst"), nb::arg("sources"), nb::arg("count"), nb::arg("dtype"),
           nb::arg("op"), nb::arg("divisor"),
           "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");

@@ -422,7 +422,6 @@ void test_known_values() {
 
 void test_dispatch() {
     const KernelTable& best = *supported_tables().front();
-    CHECK_EQ(std::string(kernel_isa()), best.isa);
     CHECK_EQ(std::string(supported_tables().back()->isa), "baseline");
     CHECK(reduce_kernel(DType::F32, ReduceOp::SUM) == best.kernels[1][0]);
     CHECK(reduce_kernel(DType::I32, ReduceOp::MEAN) == nullptr);

@@ -28,6 +28,4 @@ ConvertKernel widen_kernel(DType from) { return supported_tables().front()->wide
 
 ConvertKernel narrow_kernel(DType to) { return supported_tables().front()->narrow[static_cast<int>(to)]; }
 
-const char* kernel_isa() { return supported_tables().front()->isa; }
-
 }  // namespace rankwise

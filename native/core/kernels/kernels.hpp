@@ -23,7 +23,4 @@ ConvertKernel widen_kernel(DType from);
 // From f32 to one of those, rounded to nearest, ties to even; nullptr for any other type.
 ConvertKernel narrow_kernel(DType to);
 
-// The instruction set the kernels use on this machine: "avx512", "avx2", "baseline".
-const char* kernel_isa();
-
 }  // namespace rankwise

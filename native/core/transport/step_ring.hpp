@@ -39,7 +39,6 @@ public:
     const WaitPolicy& policy() const { return policy_; }
     void set_policy(const WaitPolicy& policy) { policy_ = policy; }
 
-    uint64_t next_step() const { return next_; }  // the number of the step that the next post announces
     // Announce the next step, with an inline payload of up to kInline bytes. Returns its number.
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         assert(bytes <= kInline);
