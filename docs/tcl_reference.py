@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rankwise.frontends.tcl.commands import COMMANDS
-from rankwise.frontends.tcl.helptext import Commands, default_text, usage
-from rankwise.frontends.tcl.parameters import REQUIRED, Command
+from rankwise.frontends.tcl.helptext import Commands, default_text
+from rankwise.frontends.tcl.parameters import REQUIRED, Command, Parameter, Wording
 from rankwise.frontends.tcl.topics import TOPICS
 
 
@@ -20,18 +19,23 @@ def contents(commands: Commands) -> str:
     return "\n".join(lines)
 
 
+def types(commands: Commands) -> str:
+    """What each type of parameter must be, as a Markdown table."""
+    used = sorted({(p.value_type.name, p.value_type.must) for c in commands.values() for p in c.parameters})
+    rows = [f"| {name} | {must} |" for name, must in used if must]
+    return "\n".join(["| type | the end of the message |", "|---|---|", *rows])
+
+
 def reference(commands: Commands) -> str:
     """The commands as Markdown."""
     return "\n".join(line for command in commands.values() for line in _section(command))
 
 
 def _section(command: Command) -> Iterator[str]:
-    yield from (f"### torch::{command.name}", "", command.what, "", "```text", *usage(command), "```", "")
+    yield from (f"### torch::{command.name}", "", command.what, "", "```text", *command.usages, "```", "")
+    for parameter in command.parameters:
+        yield f"- `-{parameter.option}` ({parameter.value_type.name}{_default(parameter)}): {parameter.help}"
     if command.parameters:
-        yield from ("| parameter | type | default | |", "|---|---|---|---|")
-        for parameter in command.parameters:
-            default = _default_column(parameter.default)
-            yield f"| `-{parameter.option}` | {parameter.value_type.name} | {default} | {parameter.help} |"
         yield ""
     yield from (f"Returns {command.returns}.", "")
     if command.modes:
@@ -42,26 +46,21 @@ def _section(command: Command) -> Iterator[str]:
 
 
 def _errors(command: Command) -> list[str]:
-    """The errors of an invalid call of this command, except for those that all commands have in common."""
-    usage = command.usages[0]
-    required = [
-        command.wording.missing.format(missing=f"-{p.option}", usage=usage)
+    """The errors of an invalid call of this command that are worded otherwise than other commands'."""
+    missing = [
+        command.wording.missing.format(missing=f"-{p.option}", usage=command.usages[0])
         for p in command.parameters
-        if p.default is REQUIRED
+        if p.default is REQUIRED and command.wording.missing != Wording.missing
     ]
-    invalid = [
-        p.complaint.format(given='"..."') or f'Invalid -{p.option} parameter: "...". {p.value_type.must}'
-        for p in command.parameters
-        if p.value_type.must
-    ]
-    return [*required, *invalid, *command.errors]
+    complaints = [p.complaint.format(given='"..."') for p in command.parameters if p.complaint]
+    return list(dict.fromkeys([*missing, *complaints, *command.errors]))
 
 
-def _default_column(default: Any) -> str:
-    if default is REQUIRED:
-        return "required"
-    return "optional" if default is None else f"`{default_text(default)}`"
+def _default(parameter: Parameter) -> str:
+    if parameter.default is REQUIRED:
+        return ""
+    return ", optional" if parameter.default is None else f", `{default_text(parameter.default)}`"
 
 
 if __name__ == "__main__":
-    print(contents(COMMANDS), reference(COMMANDS), sep="\n\n")
+    print(contents(COMMANDS), types(COMMANDS), reference(COMMANDS), sep="\n\n")

@@ -44,6 +44,7 @@ def test_the_reference_matches_the_command_table(maker: ModuleType) -> None:
 
 def test_the_contents_list_every_command_by_topic(maker: ModuleType) -> None:
     assert maker.contents(COMMANDS) in TEXT.partition("## First")[0]
+    assert maker.types(COMMANDS) in TEXT.partition("## Modes")[0]
     assert sorted(name for _, names in TOPICS.values() for name in names) == sorted(COMMANDS)
 
 
