@@ -1,7 +1,8 @@
-"""Makes the parts of docs/reference/tcl.md that follow from the table: `python docs/tcl_reference.py` prints them."""
+"""Makes the commands of docs/reference/tcl.md from their table: `python docs/tcl_reference.py` prints them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rankwise.frontends.tcl.commands import COMMANDS
@@ -9,32 +10,44 @@ from rankwise.frontends.tcl.helptext import Commands, default_text
 from rankwise.frontends.tcl.parameters import REQUIRED, Command, Parameter, Wording
 from rankwise.frontends.tcl.topics import TOPICS
 
-
-def contents(commands: Commands) -> str:
-    """The commands by topic as Markdown, with links to the reference."""
-    lines = []
-    for topic, (what, names) in TOPICS.items():
-        links = ", ".join(f"[`{name}`](#torch{name})" for name in names if name in commands)
-        lines.append(f"- **{topic}** ({what}): {links}")
-    return "\n".join(lines)
-
-
-def types(commands: Commands) -> str:
-    """What each type of parameter must be, as a Markdown table."""
-    used = sorted({(p.value_type.name, p.value_type.must) for c in commands.values() for p in c.parameters})
-    rows = [f"| {name} | {must} |" for name, must in used if must]
-    return "\n".join(["| type | the end of the message |", "|---|---|", *rows])
+MANY = 3
+"""A parameter that so many commands have in common is explained once, above them."""
 
 
 def reference(commands: Commands) -> str:
-    """The commands as Markdown."""
-    return "\n".join(line for command in commands.values() for line in _section(command))
+    """The commands as Markdown, by topic."""
+    shared = _shared(commands)
+    lines = ["## Parameters of many commands", "", *map(_described, shared), ""]
+    for topic, (what, names) in TOPICS.items():
+        lines += [f"## {topic}: {what}", ""]
+        lines += [line for name in names for line in _section(commands[name], shared)]
+    return "\n".join(lines)
 
 
-def _section(command: Command) -> Iterator[str]:
-    yield from (f"### torch::{command.name}", "", command.what, "", "```text", *command.usages, "```", "")
+def _shared(commands: Commands) -> list[Parameter]:
+    counts = Counter(parameter for command in commands.values() for parameter in command.parameters)
+    return [parameter for parameter, n in counts.items() if n >= MANY and not _says_its_type(parameter)]
+
+
+def _says_its_type(parameter: Parameter) -> bool:
+    return parameter.help == f"the {parameter.value_type.name}"
+
+
+def _described(parameter: Parameter) -> str:
+    return f"- {_named(parameter)}: {parameter.help}"
+
+
+def _named(parameter: Parameter) -> str:
+    return f"`-{parameter.option}` ({parameter.value_type.name}{_default(parameter)})"
+
+
+def _section(command: Command, shared: list[Parameter]) -> Iterator[str]:
+    yield from (f"### torch::{command.name}", "", command.what, "")
+    if command.forms:  # otherwise the parameters below have the order of the words
+        yield from ("```text", *command.usages, "```", "")
     for parameter in command.parameters:
-        yield f"- `-{parameter.option}` ({parameter.value_type.name}{_default(parameter)}): {parameter.help}"
+        short = parameter in shared or _says_its_type(parameter)
+        yield f"- {_named(parameter)}" if short else _described(parameter)
     if command.parameters:
         yield ""
     yield from (f"Returns {command.returns}.", "")
@@ -63,4 +76,4 @@ def _default(parameter: Parameter) -> str:
 
 
 if __name__ == "__main__":
-    print(contents(COMMANDS), types(COMMANDS), reference(COMMANDS), sep="\n\n")
+    print(reference(COMMANDS))

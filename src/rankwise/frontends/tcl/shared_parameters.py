@@ -13,9 +13,7 @@ TENSOR = Parameter("tensor", value_types.TENSOR, "the tensor")
 NAMED_TENSOR = replace(TENSOR, complaint="Invalid tensor name")
 TENSOR_HANDLE = replace(TENSOR, complaint="Invalid tensor handle")
 OPERAND = replace(TENSOR, value_type=value_types.OPERAND)
-GROUP = Parameter(
-    "group", value_types.STRING, 'a group that distributed_new_group made; "" is the group of all ranks', ""
-)
+GROUP = Parameter("group", value_types.STRING, 'a group of distributed_new_group; "": all ranks', "")
 TAG = Parameter("tag", value_types.NATURAL, "messages match by sender and tag, in the order sent", 0)
 SHAPE = Parameter("shape", value_types.SHAPE, "the size of each dimension")
 DTYPE = Parameter("dtype", value_types.DTYPE, "the type of the elements", np.dtype(np.float32))
