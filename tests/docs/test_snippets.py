@@ -11,12 +11,10 @@ from snippets import ROOT, Snippet, check_commands, check_python, file_name, nam
 
 PAGES = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if "spec" not in p.parts]
 TESTED_ELSEWHERE = {
-    "docs/how-to/frameworks.md": "tests/clients/test_page.py",
     "docs/how-to/compiled.md": "tests/capi/test_page.py",
     **{
         f"docs/how-to/{name}.md": "tests/overlap/test_page.py" for name in ("overlap", "gradients", "registered-memory")
     },
-    "docs/how-to/recovery.md": "tests/elastic/test_page.py",
     "docs/reference/tcl.md": "tests/frontends/tcl/test_docs.py",
 }
 SNIPPETS = [snippet for page in PAGES if page not in TESTED_ELSEWHERE for snippet in read(page)]

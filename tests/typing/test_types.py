@@ -20,8 +20,6 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "spec" not in p.parts),
 ]
-# Its frameworks are not installed here; `make test-all PART=clients` runs it.
-DOCUMENTS.remove(ROOT / "docs/how-to/frameworks.md")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

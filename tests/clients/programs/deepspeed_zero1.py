@@ -22,7 +22,7 @@ for _ in range(100):
     engine.backward(loss)
     engine.step()
 
-# ---- the end of the program in docs/how-to/frameworks.md ----
+# ---- the end of the program, and what must hold ----
 
 from checks import same_on_all_ranks  # noqa: E402
 

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     model = Model()
     trainer.fit(model, DataLoader(data, batch_size=16))
 
-    # ---- the end of the program in docs/how-to/frameworks.md ----
+    # ---- the end of the program, and what must hold ----
 
     from checks import same_on_all_ranks
 

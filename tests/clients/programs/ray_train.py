@@ -26,7 +26,7 @@ if __name__ == "__main__":
     loss, weights = trainer.fit().return_value  # of rank 0
     print(f"loss {loss}, weights {weights}")
 
-    # ---- the end of the program in docs/how-to/frameworks.md ----
+    # ---- the end of the program, and what must hold ----
 
     assert loss < 1e-3
     print("result:", loss, weights)

@@ -17,7 +17,7 @@ for batch in range(999):
 found = metrics.compute()
 print(f"rank {rank}: F1 {found['BinaryF1Score']:.4f}, area under the curve {found['BinaryAUROC']:.4f}")
 
-# ---- the end of the program in docs/how-to/frameworks.md ----
+# ---- the end of the program, and what must hold ----
 
 from checks import same_on_all_ranks  # noqa: E402
 

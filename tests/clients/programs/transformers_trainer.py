@@ -14,7 +14,7 @@ trainer = Trainer(
 )
 trained = trainer.train()
 
-# ---- the end of the program in docs/how-to/frameworks.md ----
+# ---- the end of the program, and what must hold ----
 
 from checks import same_on_all_ranks  # noqa: E402
 
