@@ -81,7 +81,7 @@ class Settings:
     RANKWISE_TERMINAL_FD    descriptor of the terminal that breakpoint() on a rank uses, set by the launcher
     RANKWISE_DEBUGGER_FD    descriptor of the memory that says which rank uses it, and when one last did, set likewise
     RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
-                            (default: on gloo yes, on mpi, nccl and outside backends no)
+                            (default: on gloo yes, on mpi, nccl and outside backends no); the others always compare
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             `all_reduce=staged,all_gather=single_copy`; the same on all ranks. An algorithm that
                             cannot run is an error. A group of one rank ignores it, as do calls without data on shm
