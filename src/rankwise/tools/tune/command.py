@@ -10,18 +10,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rankwise._native import thresholds
 from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
-from rankwise.tools.bench import peers
-from rankwise.tools.bench.algorithms import ALGORITHMS, AlgorithmTable, launches, level
-from rankwise.tools.bench.cases import OPERATIONS, size_name
-from rankwise.tools.bench.command import check_operations, terminated
-from rankwise.tools.bench.report import OURS, Machine, Progress, note
+from rankwise.tools.bench import libraries
+from rankwise.tools.bench.algorithms import ALGORITHMS, launches
+from rankwise.tools.bench.command import check_operations, start, terminated
+from rankwise.tools.bench.rank import CASES
+from rankwise.tools.bench.report import OURS, Machine, Progress, algorithm_table, note, size_name
 from rankwise.tools.bench.timing import Bench, Contender
-from rankwise.tools.bench.workers import Workers, WorkersError
+from rankwise.tools.bench.workers import WorkersError
 from rankwise.tools.cli import Parser, refuse, seconds, whole
 from rankwise.tools.layout import columns
 from rankwise.tools.tune.crossing import GAIN, Costs, algorithms_at, points, rules, size_of, threshold
@@ -137,61 +135,43 @@ class Tune:
 
     def _start(self, stack: ExitStack) -> list[Contender]:
         """Start ranks that choose their algorithms as usual, and ranks for each algorithm that the rules compare."""
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-tune-")))
         usual = {"RANKWISE_TUNING": NONE, "RANKWISE_ALGORITHM": ""}
-        ours = replace(peers.ours("shm", (), folder), environment=usual)
+        ours = replace(libraries.ours("shm"), environment=usual)
         operations = list(points(self.rules))
         compared = {name for rule in self.rules for name in (*rule.below, *rule.above)}
         if self.ranks != 2:
             compared.discard("single_copy_split")
         forced = {name: one for name, one in launches(ours, operations).items() if name in compared}
-        started = {
-            name: stack.enter_context(Workers(one, self.ranks, folder)) for name, one in {OURS: ours, **forced}.items()
-        }
-        for name, workers in started.items():
-            self.progress.show(f"starting {self.ranks} ranks of {name}")
-            workers.meet()
-        self.progress.clear()
-        return [Contender(name, workers, level(name)) for name, workers in started.items()]
+        return start({OURS: ours, **forced}, self.ranks, stack, self.progress)
 
     def _measure(self, contenders: list[Contender]) -> Costs:
         wanted = points(self.rules)
-        self.progress.points = 2 * sum(len(sizes) for sizes in wanted.values())
         logarithms: dict[tuple[str, int], dict[str, list[float]]] = {}
         for fresh in (False, True):
             bench = Bench(
                 contenders=list(contenders),
                 n=self.ranks,
-                cores=self.machine.cores,
-                memory=self.machine.memory,
+                machine=self.machine,
+                progress=self.progress,
                 dtype="float32",
-                op="sum",
                 seconds=self.seconds,
-                check=False,
                 fresh=fresh,
                 algorithms=True,
-                failed=self.progress.leave_out,
-                progress=self.progress.show,
             )
-            bench.prepare()
             for operation, sizes in wanted.items():
-                table = AlgorithmTable(operation)
-                self.progress.print(f"\n{operation}, {self.ranks} ranks{', fresh arrays' * fresh}\n{table.head()}")
+                measured = []
                 for block in sizes:
                     names = {OURS, *algorithms_at(operation, block, self.rules)}
                     bench.contenders = [one for one in contenders if one.name in names]
                     size = size_of(operation, block, self.ranks)
-                    results = bench.point(OPERATIONS[operation], bench.counts(OPERATIONS[operation], [size])[0])
-                    self.progress.done += 1
-                    if OURS in self.progress.left_out:
-                        raise WorkersError(self.progress.left_out[OURS])
-                    for result in results:
-                        times = logarithms.setdefault((operation, block), {}).setdefault(result.contender, [])
-                        times.append(math.log(result.times.median))
-                    if results:
-                        self.progress.print(table.row(results))
-            for skipped in bench.skipped:
-                self.progress.print(f"left out: {skipped}")
+                    (point,) = bench.points(CASES[operation], [size])
+                    rows = bench.point(CASES[operation], *point)
+                    for row in rows:
+                        times = logarithms.setdefault((operation, block), {}).setdefault(row.library, [])
+                        times.append(math.log(row.median_us))
+                    measured += [rows] * bool(rows)
+                shown = algorithm_table(measured, ALGORITHMS[operation])
+                self.progress.print(f"\n{operation}, {self.ranks} ranks{', fresh arrays' * fresh}; us\n{shown}")
         return {
             point: {name: math.exp(sum(times) / 2) for name, times in by_name.items() if len(times) == 2}
             for point, by_name in logarithms.items()

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankwise.system.tuning_file import NEVER
-from rankwise.tools.bench.cases import OPERATIONS
+from rankwise.tools.bench.rank import CASES
 
 GAIN = 1.05  # a threshold moves only if the calls whose algorithm changes become this much faster on average
 BY_BLOCK = ("scatter", "all_to_all")
 """The operations for which the benchmark counts the whole array, and the tuning table one block of it."""
 
 Costs = Mapping[tuple[str, int], Mapping[str, float]]
-"""{(operation, block): {algorithm: seconds of a call}}."""
+"""{(operation, block): {algorithm: time of a call}}."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def algorithms_at(operation: str, block: int, chosen: Sequence[Rule]) -> set[str
 def points(chosen: Sequence[Rule]) -> dict[str, list[int]]:
     """What these rules need: the blocks of each operation, in the order in which the operations are measured."""
     found: dict[str, set[int]] = {}
-    for rule in sorted(chosen, key=lambda rule: list(OPERATIONS).index(rule.operation)):
+    for rule in sorted(chosen, key=lambda rule: list(CASES).index(rule.operation)):
         found.setdefault(rule.operation, set()).update(blocks(rule))
     return {operation: sorted(sizes) for operation, sizes in found.items()}
 
