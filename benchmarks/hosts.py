@@ -10,8 +10,9 @@
 The hosts are network namespaces of this machine, connected by a switch with the given delay and rate
 (tests/multihost/switch.py). They exist only while this program runs, which needs root and iproute2. The switch is a
 program too, which could not keep up with a high rate of many hosts: the default rate is lower on more hosts. Above each
-table is the share of the rate that plain TCP connections reached, one from each host to the next, all at the same time.
-If it is far below 90 %, the machine is too slow or too busy for this rate.
+table are the share of the rate that plain TCP connections reached, one from each host to the next, all at the same time
+(if it is far below 90 %, the machine is too slow or too busy for this rate), and what a rank of each library needed to
+meet the others: seconds from the start of its program, open sockets, and memory that it shares with no other process.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
+import re
+import shlex
 import signal
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,20 +32,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from statistics import median
-from types import FrameType
-from typing import NoReturn, TypeVar
+from statistics import mean, median
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[1:1] = [str(ROOT / "tests")]
-from hosts_launch import LIBRARIES, Launches, Library  # noqa: E402 - it needs the tests' network
+from multihost.network import CARD, PORT, CannotMake, Network, rank_variables  # noqa: E402 - the tests' network
+from rankwise.tools.bench import libraries  # noqa: E402
+from rankwise.tools.bench.command import sizes, terminated  # noqa: E402
+from rankwise.tools.bench.rank import CASES, Case  # noqa: E402
+from rankwise.tools.bench.report import Machine, Progress, note, number, size_name  # noqa: E402
+from rankwise.tools.bench.workers import Launch, Workers, WorkersError  # noqa: E402
 
-from multihost.network import CannotMake, Network  # noqa: E402
-from rankwise.tools.bench import peers  # noqa: E402
-from rankwise.tools.bench.cases import OPERATIONS, MeasuredOperation, parse_sizes, size_name  # noqa: E402
-from rankwise.tools.bench.report import Machine, Progress, note, number  # noqa: E402
-from rankwise.tools.bench.workers import Workers, WorkersError  # noqa: E402
-
+RANK_PROGRAM = str(Path(__file__).with_name("hosts_rank.py"))
 ITEMS = {"float32": 4, "float16": 2}  # bytes of an element, by dtype
 RATES = ((2, 500.0), (4, 200.0), (8, 100.0), (math.inf, 50.0))  # (at most so many hosts, Mbit/s)
 PAYLOAD, ON_THE_WIRE = 1448, 1538  # bytes of a full TCP segment, and of the Ethernet frame that it takes
@@ -51,7 +53,17 @@ MOST_CALLS = 8  # timed calls of one library in a round
 PAUSE = 0.004  # seconds between two calls, in addition to the time that they take
 AHEAD = 0.01  # seconds within which a request reaches all ranks; AHEAD_EACH more for each rank
 AHEAD_EACH = 0.001
-NAMES = tuple(name for name in OPERATIONS if name != "send_recv")
+NAMES = tuple(case.name for case in CASES.values() if case.kind == "collective")
+MPIS = ("mpich", "openmpi")
+LIBRARIES = """\
+rankwise                  with the backend that rw.init chooses without another launcher
+rankwise/BACKEND          with this backend: gloo or hierarchical
+rankwise@MPI              under mpiexec, with the backend that rw.init chooses there; MPI: mpich or openmpi
+rankwise/BACKEND@MPI      the same with this backend: mpi, gloo or hierarchical
+any of these + NAME=ALGORITHM+...   with these algorithms forced, as by RANKWISE_ALGORITHM
+gloo                      torch.distributed's, called directly
+mpich, openmpi            mpi4py, over TCP between the hosts
+"""
 EPILOG = f"""\
 libraries:
 {LIBRARIES}
@@ -63,9 +75,10 @@ each library makes at least one untimed call before the timed ones; the table ha
 milliseconds. "ratio" is the time of the first library, divided by the best time of all other libraries that are not
 rankwise, or of all others if there are none of these. "least" is a lower bound for every algorithm: the delay, plus the
 time for which a host's interface transfers the fewest bytes that some host must send or receive.
-
-`rankwise bench --make-peers` installs the MPIs. The ranks of a library sleep while another one is measured.
 """
+
+
+# ---- the networks and the libraries ----
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,129 @@ class Setting:
         return f"{self.hosts} hosts, {each}{order}, {self.delay:g} ms, {self.rate:g} Mbit/s"
 
 
+ON_EACH_HOST = "nsenter --target={pid} --net --pid --mount"
+# Used instead of ssh: `agent [-x] HOST COMMAND...`. It gives each host a name, by which the MPIs distinguish them.
+AGENT = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+pids=(0 {pids})
+exec nsenter --target=${{pids[${{host#host}}]}} --net --pid --mount unshare --uts sh -c "hostname $host; $*"
+"""
+MPICH = "-launcher ssh -launcher-exec {agent} -iface {card} -hosts {hosts} -ppn {block} -n {n}"
+OPEN_MPI = (
+    # No tree: a daemon on one host cannot start one on another, because it cannot see the other host's processes.
+    "--prtemca plm_ssh_agent {agent} --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include {card} "
+    "--mca pml ob1 --mca btl tcp,sm,self --mca btl_tcp_if_include {card} "
+    "--map-by {order}:oversubscribe --bind-to none --host {slots} -n {n}"
+)
+# Run by the Python of an MPI's environment, so that it also finds this environment's packages.
+BORROW = """
+import runpy, site, sys
+site.addsitedir(sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MPI_ENVIRONMENT = {
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "FI_PROVIDER": "tcp",
+    "UCX_LOG_LEVEL": "fatal",
+    "HWLOC_HIDE_ERRORS": "2",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """One of LIBRARIES. name: as it was given. peer: gloo or an MPI without rankwise. algorithms: forced ones."""
+
+    name: str
+    peer: bool
+    backend: str
+    mpi: str
+    algorithms: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> Library:
+        """ValueError if `name` is none of LIBRARIES."""
+        if name == "gloo":
+            return cls(name, True, "", "")
+        if name in MPIS:
+            return cls(name, True, "", name)
+        match = re.fullmatch(r"rankwise(?:/(\w+))?(?:@(mpich|openmpi))?((?:\+\w+=\w+)*)", name)
+        if not match:
+            raise ValueError(name)
+        return cls(name, False, match[1] or "", match[2] or "", match[3][1:].replace("+", ","))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of rankwise that make the choice."""
+        chosen = {"RANKWISE_BACKEND": self.backend, "RANKWISE_ALGORITHM": self.algorithms}
+        return {name: value for name, value in chosen.items() if value}
+
+
+class Launches:
+    """The commands that start the ranks of libraries on one network, in one order of ranks.
+
+    placement: each rank's host. folder: for temporary files.
+    """
+
+    def __init__(self, network: Network, placement: Sequence[int], folder: Path) -> None:
+        self._pids = [host.pid for host in network.hosts]
+        self._placement, self._folder = placement, folder
+        self._agent = folder / "agent"
+        self._agent.write_text(AGENT.format(pids=" ".join(map(str, self._pids))))
+        self._agent.chmod(0o700)
+        self._port = PORT
+
+    def of(self, library: Library) -> Launch:
+        """Raises WorkersError if the library is not installed."""
+        if library.mpi:
+            return self._mpi(library)
+        self._port += 1  # the ranks of several libraries run at the same time
+        return self._direct(library)
+
+    def _direct(self, library: Library) -> Launch:
+        """A shell starts each rank with the environment that torchrun would give it."""
+        if library.peer:
+            libraries.peer(library.name)
+        lines = []
+        for rank, host in enumerate(self._placement):
+            variables = rank_variables(self._placement, rank, self._port)
+            if library.peer:  # tools/bench/rank.py reads its rank here
+                variables |= {"RANKWISE_RANK": str(rank), "RANKWISE_WORLD_SIZE": str(len(self._placement))}
+                variables["GLOO_SOCKET_IFNAME"] = CARD
+            variables |= library.variables
+            words = [f"{name}={value}" for name, value in variables.items()]
+            lines.append(f'{ON_EACH_HOST.format(pid=self._pids[host])} env {shlex.join(words)} "$@" &')
+        launcher = ("sh", "-c", "\n".join([*lines, "wait"]), "hosts")
+        return Launch("gloo" if library.peer else "rankwise", launcher, (sys.executable, RANK_PROGRAM))
+
+    def _mpi(self, library: Library) -> Launch:
+        """mpiexec runs in the network of the first host, and starts processes on the others with the agent."""
+        found = libraries.peer(library.mpi)
+        each = self._placement.count(0)
+        names = [f"host{number}" for number in range(1, len(self._pids) + 1)]
+        in_blocks = list(self._placement) == sorted(self._placement)
+        options = (MPICH if library.mpi == "mpich" else OPEN_MPI).format(
+            agent=self._agent,
+            card=CARD,
+            hosts=",".join(names),
+            slots=",".join(f"{name}:{each}" for name in names),
+            block=each if in_blocks else 1,
+            order="slot" if in_blocks else "node",
+            n=len(self._placement),
+        )
+        first = f"nsenter --target={self._pids[0]} --net unshare --uts"
+        command = f'hostname {names[0]}; exec {shlex.quote(found.launcher[0])} {options} "$@"'
+        python = found.python if library.peer else (*found.python, "-c", BORROW, sysconfig.get_path("purelib"))
+        environment = {**MPI_ENVIRONMENT, **found.environment, "TMPDIR": str(self._folder), **library.variables}
+        launcher = (*first.split(), "sh", "-c", command, "hosts")
+        return Launch("mpi" if library.peer else "rankwise", launcher, (*python, RANK_PROGRAM), environment)
+
+
+# ---- measuring ----
+
+
 @dataclass
 class Cell:
     """One library's times of one operation at one size, in seconds."""
@@ -130,15 +266,14 @@ class Hosts:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankwise-hosts-")))
             network = stack.enter_context(Network(setting.hosts, rate=setting.rate, delay=setting.delay))
-            self._start(Launches(network, setting.placement, self.options.peer_env, folder), folder, stack)
+            self._start(Launches(network, setting.placement, folder), folder, stack)
             reached = f"{100 * self._stream():.0f} %"
             self.progress.print(f"\n{setting}; plain TCP connections reached {reached} of the rate\n")
             self.progress.print("| operation | bytes | " + " | ".join(self.workers) + " | ratio | least |")
             self.progress.print("|---|---:|" + "---:|" * (len(self.workers) + 2))
             for name in self.options.operations:
-                for size in self.options.sizes if OPERATIONS[name].has_bytes else [0]:
-                    cells = self._point(OPERATIONS[name], size)
-                    self.progress.done += 1
+                for size in [0] if CASES[name].at else self.options.sizes:
+                    cells = self._point(CASES[name], size)
                     self.progress.print(self._row(name, size, cells))
                     yield cells
 
@@ -146,20 +281,19 @@ class Hosts:
         for library in self.options.libraries:
             try:
                 launch = launches.of(library)
-            except peers.Missing as missing:
-                self.progress.leave_out(library.name, str(missing))
-                continue
-            self.progress.show(f"{self.setting}: starting {library.name}")
-            # One library after another, because they all need the cores while they start.
-            workers = stack.enter_context(Workers(launch, self.setting.n, folder))
-            try:
+                self.progress.show(f"{self.setting}: starting {library.name}")
+                # One library after another, because they all need the cores while they start.
+                workers = Workers(launch, self.setting.n, folder)
+                stack.callback(workers.close)
                 workers.meet()
+                answers = workers.ask(do="opening")
             except WorkersError as error:
-                workers.close()
                 self.progress.leave_out(library.name, str(error))
                 continue
             self.workers[library.name] = workers
-            note(f"{library.name}: {workers.about}")
+            needed = {name: mean(answer[name] for answer in answers) for name in answers[0]}
+            opening = "{seconds:.2f} s, {sockets:.1f} sockets, {megabytes:.1f} MB".format_map(needed)
+            self.progress.print(f"{self.setting}: {library.name} ({workers.about}) met in {opening}")
         if not self.workers:
             raise WorkersError("there is no library to measure")
 
@@ -174,35 +308,34 @@ class Hosts:
         rate: float = min(answer["rate"] for answer in answers if answer)
         return rate / setting.payload
 
-    def _point(self, operation: MeasuredOperation, size: int) -> list[Cell]:
+    def _point(self, case: Case, size: int) -> list[Cell]:
         """All libraries at one operation and size, their rounds interleaved."""
         item = ITEMS[self.options.dtype]
-        count = operation.count(size // self.setting.n if operation.gathers else size, item, self.setting.n)
-        cells = {name: Cell(self.setting, name, operation.name, size) for name in self.workers}
+        n = self.setting.n
+        count = 0 if case.at else case.count(size * size // case.total(size, n), item, n)
+        at = case.at[0] if case.at else size_name(size)
+        point = {"case": case.name, "at": at, "count": count, "dtype": self.options.dtype, "memory": "numpy"}
+        cells = {name: Cell(self.setting, name, case.name, size) for name in self.workers}
         for _ in range(self.options.rounds):
             for name, cell in cells.items():
                 workers = self.workers[name]
                 if not workers.alive:
                     continue
-                self.progress.show(f"{self.setting}: {operation.name} {size_name(size)} {name}")
+                self.progress.show(f"{self.setting}: {case.name} {at} {name}")
                 try:
-                    cell.seconds += self._round(workers, operation, count, min(cell.seconds, default=0.0))
+                    cell.seconds += self._round(workers, point, min(cell.seconds, default=0.0))
                 except WorkersError as error:
                     workers.close()
                     self.progress.leave_out(name, str(error))
-        for workers in self.workers.values():
-            if workers.alive:
-                workers.ask(do="drop")
         return [cell for cell in cells.values() if cell.seconds]
 
-    def _round(self, workers: Workers, operation: MeasuredOperation, count: int, expected: float) -> list[float]:
+    def _round(self, workers: Workers, point: dict[str, object], expected: float) -> list[float]:
         """The seconds of each timed call. expected: seconds of a call, or 0 if unknown."""
-        request = {"do": "scheduled", "level": "array", "operation": operation.asked, "op": "sum"}
 
         def calls(times: int, period: float) -> list[float]:
             first = self._soon()
             starts = [first + period * turn for turn in range(times)]
-            answers = workers.ask(**request, count=count, dtype=self.options.dtype, starts=starts)
+            answers = workers.ask(do="scheduled", starts=starts, **point)
             ends = [max(each) for each in zip(*(answer["ends"] for answer in answers), strict=True)]
             # A call that began late, because the one before it took longer than planned, is left out.
             late = [False, *(end > start for end, start in zip(ends, starts[1:], strict=False))]
@@ -219,8 +352,7 @@ class Hosts:
         return time.monotonic() + AHEAD + AHEAD_EACH * self.setting.n
 
     def _row(self, operation: str, size: int, cells: Sequence[Cell]) -> str:
-        chosen = min if self.options.fastest else median
-        times = {cell.library: chosen(cell.seconds) for cell in cells}
+        times = {cell.library: median(cell.seconds) for cell in cells}
         first, *others = self.options.libraries
         peer_times = [times[one.name] for one in others if one.peer and one.name in times]
         compared = peer_times or [times[one.name] for one in others if one.name in times]
@@ -273,10 +405,9 @@ def parser() -> argparse.ArgumentParser:
     whole = listed(at_least(1), "numbers of at least 1")
     hosts = listed(at_least(2), "numbers of at least 2")
     delays = listed(from_0, "numbers of milliseconds")
-    libraries = listed(Library.parse, "libraries as listed below")
+    parse = listed(Library.parse, "libraries as listed below")
     orders = listed(one_of("by-host", "round-robin"), "by-host or round-robin")
     operations = listed(one_of(*NAMES), f"some of {', '.join(NAMES)}")
-    sizes = "8,1K,64K,1M,16M"
     rates = ", ".join(f"{rate:g} " + (f"up to {most}" if most < math.inf else "above") for most, rate in RATES)
     add("--hosts", type=hosts, default=[2, 4, 8], metavar="N,...", help="how many hosts (2,4,8)")
     add("--per-host", type=whole, default=[1], metavar="N,...", help="how many ranks on each host (1)")
@@ -284,17 +415,12 @@ def parser() -> argparse.ArgumentParser:
     add("--rate", type=from_0, metavar="MBIT", help=f"Mbit/s of each host's interface (hosts: {rates})")
     add("--order", type=orders, default=["by-host"], metavar="NAME,...", help="by-host: 0 0 1 1, round-robin: 0 1 0 1")
     add("--operations", type=operations, default=list(NAMES), metavar="NAME,...", help="(all)")
-    add("--sizes", default=sizes, metavar="BYTES,...", help=f"a list, or LOW:HIGH in steps of 8 ({sizes})")
+    add("--sizes", type=sizes, default="8,1K,64K,1M,16M", metavar="BYTES,...", help="a list, or LOW:HIGH (%(default)s)")
     add("--dtype", choices=ITEMS, default="float32", help="of the arrays (%(default)s)")
     default = "rankwise,gloo,mpich,openmpi"
-    add("--libraries", type=libraries, default=libraries(default), metavar="NAME,...", help=f"see below ({default})")
+    add("--libraries", type=parse, default=parse(default), metavar="NAME,...", help=f"see below ({default})")
     add("--rounds", type=at_least(1), default=3, metavar="N", help="rounds, each with all libraries (3)")
     add("--time", type=from_0, default=0.3, metavar="S", help="seconds for each library in a round (0.3)")
-    where = peers.cache_folder()
-    add(
-        "--peer-env", type=Path, default=where, metavar="DIR", help="the folder of the MPIs' environments (%(default)s)"
-    )
-    add("--fastest", action="store_true", help="print the fastest call, not the median: for a busy machine")
     add("--json", type=Path, metavar="FILE", help="write the seconds of every call there")
     return parser
 
@@ -302,10 +428,6 @@ def parser() -> argparse.ArgumentParser:
 def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     reader = parser()
     options = reader.parse_args(words)
-    try:
-        options.sizes = parse_sizes(options.sizes, 8)
-    except ValueError as error:
-        reader.error(f"argument --sizes: {error}")
     if options.rate == 0:
         reader.error("argument --rate: expected a number above 0, got 0")
     if options.json is not None and not options.json.absolute().parent.is_dir():
@@ -321,17 +443,11 @@ def settings(options: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signum)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     options = options_of(words)
     signal.signal(signal.SIGTERM, terminated)
     chosen = settings(options)
     progress = Progress(sys.stderr)
-    sizes = [len(options.sizes) if OPERATIONS[name].has_bytes else 1 for name in options.operations]
-    progress.points = len(chosen) * sum(sizes)
     machine = Machine.read()
     print(f"machine: {machine}", flush=True)
     cells: list[Cell] = []
@@ -340,16 +456,16 @@ def main(words: Sequence[str] | None = None) -> int:
             for some in Hosts(setting, options, progress).measure():
                 cells += some
     except (CannotMake, WorkersError, OSError) as error:
-        progress.clear()
+        progress.show("")
         note(f"hosts.py: error: {error}")
         return 1
     except KeyboardInterrupt:
-        progress.clear()
+        progress.show("")
         note("hosts.py: stopped")
         return 130
     finally:
         if options.json is not None:
-            document = {"machine": asdict(machine), "load": os.getloadavg(), "cells": [asdict(cell) for cell in cells]}
+            document = {"machine": asdict(machine), "cells": [asdict(cell) for cell in cells]}
             options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

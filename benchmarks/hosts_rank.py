@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.util
+import os
 import socket
 import sys
 from threading import Thread
@@ -25,27 +26,45 @@ else:
     rank = sys.modules["rank"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rank)
 
+BEGIN = monotonic()
 PR_SET_TIMERSLACK = 29  # linux/prctl.h
 STREAM_PORT = 29999
 
 
 class HostServer(rank.RankServer):
-    """Answers two more requests."""
+    """Answers three more requests."""
+
+    def __init__(self, library: rank.Library) -> None:
+        super().__init__(library)
+        self.opened = monotonic() - BEGIN
+
+    def do_opening(self) -> dict[str, float]:
+        """What meeting the other ranks took."""
+        sockets = sum(
+            os.path.realpath(f"/proc/self/fd/{fd}").find("socket:") >= 0 for fd in os.listdir("/proc/self/fd")
+        )
+        with open("/proc/self/smaps_rollup") as lines:
+            private = sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+        return {
+            "seconds": self.opened,
+            "sockets": sockets - 1,
+            "megabytes": private / 1e6,
+        }  # one leads to the benchmark
 
     def do_stream(self, to: list[str], bytes: int, start: float) -> dict[str, float]:
         """Send so many bytes over a TCP connection, while another host sends as many to this one.
 
         to: the address for each rank, or None for a rank that sends nothing. Returns the rate at which they arrived.
         """
-        address = to[self.contenders["array"].rank]
+        address = to[self.library.rank]
         return {"rate": stream(address, bytes, start)} if address else {}
 
-    def do_scheduled(self, level: str, starts: list[float], **point: Any) -> dict[str, list[float]]:
+    def do_scheduled(self, starts: list[float], **point: Any) -> dict[str, list[float]]:
         """Make a call at each of `starts`, in seconds of the monotonic clock, or when the previous one has returned.
 
         Returns when each call returned.
         """
-        call = self.contenders[level].call(self.arrays(level, **point))
+        call = self.point(**point).call
         ends = []
         gc.disable()
         for start in starts:

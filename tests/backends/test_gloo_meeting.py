@@ -39,13 +39,12 @@ def printed(*command: str) -> list[Any]:
 @pytest.mark.parametrize("backend", ["gloo", "hierarchical"])
 def test_the_store_gets_four_requests_per_host(backend: str) -> None:
     """When a group opens, however many hosts there are and however many ranks each has; and none for a split."""
-    program = str(ROOT / "benchmarks" / "many_hosts.py")
+    program = str(Path(__file__).with_name("requests_program.py"))
     rows = []
     for hosts, ranks in ((2, 1), (2, 3), (5, 2)):
-        where = ("--backend", backend, "--hosts", str(hosts), "--ranks", str(ranks), "--json")
-        rows += printed(program, "requests", *where)
+        rows += printed(program, backend, str(hosts), str(ranks))
     assert [(row["open"], row["split"]) for row in rows] == [(4 * 2, 0), (4 * 2, 0), (4 * 5, 0)]
-    assert [row["connections_when_open"] for row in rows] == [2, 2, 5]
+    assert [row["connections"] for row in rows] == [2, 2, 5]
 
 
 # ---- ranks that do not come ----
