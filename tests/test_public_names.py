@@ -118,8 +118,30 @@ def test_each_name_exists_and_is_documented() -> None:
     for name in rankwise.__all__:
         value = getattr(rankwise, name)
         assert isinstance(value, str) or value.__doc__, name
-    with pytest.raises(AttributeError, match=r"^module 'rankwise' has no attribute 'nonsense'$"):
-        rankwise.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("nonsense", ""),
+        ("COMM_WORLD", ""),
+        ("allreduce", ". Did you mean 'all_reduce'?"),
+        ("Allgatherv", ". Did you mean 'all_gather_v'?"),
+    ],
+)
+def test_a_missing_name(name: str, suggestion: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(rankwise, name)
+    assert str(raised.value) == f"module 'rankwise' has no attribute {name!r}{suggestion}"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("Allreduce", "all_reduce"), ("allgather", "all_gather")])
+def test_python_suggests_a_name_that_a_group_has(name: str, meant: str) -> None:
+    code = f"import rankwise; rankwise.init('solo').{name}"
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert ended.stderr.splitlines()[-1] == (
+        f"AttributeError: 'Group' object has no attribute {name!r}. Did you mean: {meant!r}?"
+    )
 
 
 def test_module_level_operations_are_the_groups() -> None:

@@ -237,9 +237,11 @@ def _load(name: str) -> Any:
         module = import_module(_HOME.get(name, "rankwise.group.default_group"))
         value = getattr(module, name) if name in _HOME else module.function_of(name)
     else:
-        from rankwise.group.guessed_names import missing
+        from difflib import get_close_matches  # slow to import
 
-        raise AttributeError(missing(name, __all__), name=name)
+        near = get_close_matches(name.lower(), __all__, n=1, cutoff=0.75)
+        advice = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'rankwise' has no attribute {name!r}{advice}", name=name)
     globals()[name] = value
     return value
 

@@ -258,6 +258,12 @@ def test_objects_that_are_not_arrays(x: Any) -> None:
         source(x)
 
 
+def test_several_arrays() -> None:
+    for x in ([np.ones(3), np.ones(3)], (np.ones(2),)):
+        with pytest.raises(TypeError, match="; of several arrays, pass one at a time, or a single"):
+            source(x)
+
+
 def test_buffers_of_other_things() -> None:
     pointers = (ctypes.c_void_p * 2)()
     with pytest.raises(TypeError, match=r"^x: "):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import rankwise as rw
-from rankwise.group import guessed_names
 from rankwise.group.group import Group
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import COMMANDS
@@ -58,8 +57,7 @@ def public() -> set[str]:
     names = {f"rankwise.{name}" for name in rw.__all__ if name not in MODULES and not hasattr(Group, name)}
     names |= {f"rankwise.{module}.{name}" for module in MODULES for name in getattr(rw, module).__all__}
     methods = {name for kind in Group.__mro__[:-1] for name in vars(kind) if not name.startswith("_")}
-    guesses = {name for name in methods if isinstance(vars(Group).get(name), guessed_names.Guess)}
-    names |= {f"rankwise.Group.{name}" for name in methods - guesses}
+    names |= {f"rankwise.Group.{name}" for name in methods}
     return names | {f"rankwise.Mesh.{name}" for name in members(rw.Mesh)}
 
 
@@ -97,31 +95,6 @@ def test_every_variable_is_described_once() -> None:
 def test_every_error_has_a_section() -> None:
     errors = {name for name in rw.__all__ if inspect.isclass(getattr(rw, name)) and name.endswith(("Error", "Timeout"))}
     assert errors | {"BackendUnavailable"} == set(re.findall(r"^## (\w+)$", page("errors.md"), re.M))
-
-
-NOT_OF_MPI_OR_TORCH = {
-    *("n_ranks", "bcast_object", "gather_all_object", "duplicate", "destroy", "initialize"),  # other spellings
-    *("wait_all", "wait_any", "run", "launch", "span", "measure", "state", "runranks", "dataparallel"),  # our own names
-    *(name.replace("_", "").lower() for name in rw.overlap.__all__),
-    *("mean", "average", "localrank", "worldsize"),
-}
-
-
-def plain(word: str) -> str:
-    return word.replace("_", "").lower()
-
-
-def test_every_name_that_the_library_answers_is_on_a_page() -> None:
-    firsts = [
-        line.split(" | ")[0]
-        for name in ("from-mpi4py.md", "from-torch.md")
-        for line in page(name).splitlines()
-        if line.startswith("| `")
-    ]
-    words = {plain(word) for first in firsts for word in re.findall(r"\w+", first)}
-    known = {plain(name) for name in [*guessed_names.GROUP, *guessed_names.MODULE]}
-    elsewhere = {plain(name) for name in NOT_OF_MPI_OR_TORCH}
-    assert sorted(known - words - elsewhere) == []
 
 
 ERRORS = read("docs/reference/errors.md")

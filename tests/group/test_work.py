@@ -71,11 +71,13 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
     assert not work.done()
     with pytest.raises(CollectiveTimeout):
         work.wait(0.1)
+    assert repr(work) == "<Work, not yet waited for>"
     assert pending.works
     buffer.array[:] = [[1, 2], [3, 4]]
     assert (x == 0).all()
     inner.complete = True
     assert work.done()
+    assert repr(work) == "<Work, complete>"
     assert not pending.works
     assert x.tolist() == [[1, 2], [3, 4]]
     x[:] = 0  # the array is the caller's again

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rankwise.contract.guess import WORK, Guess
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", covariant=True)
 W = TypeVar("W", bound="Work[Any]")
-K = TypeVar("K", bound=type)
 
 
 @public
@@ -41,9 +39,6 @@ class Work(ABC, Generic[T]):
         >>> work.add_done_callback(lambda work: print(work.result()))
         [2. 2. 2.]
     """
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in WORK]
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> T:
@@ -142,19 +137,12 @@ class Pauses:
             self._pause = min(2 * self._pause, 1e-3)
 
 
-def with_guesses(kind: K) -> K:
-    """Give a class of Works the Guesses of the names that other libraries use."""
-    for name, advice in WORK.items():
-        setattr(kind, name, Guess(name, advice, "Work"))
-    return kind
-
-
 def adopt(kind: type) -> None:
     """Make a class of native code, which has `wait` and `done`, a Work. Other methods of a Work that it has stay."""
-    for name in ("cancel", "result", "exception", "add_done_callback", "_settle", "_await_any", "__await__", "__dir__"):
+    for name in ("cancel", "result", "exception", "add_done_callback", "_settle", "_await_any", "__await__"):
         if name not in vars(kind):
             setattr(kind, name, getattr(Work, name))
-    Work.register(with_guesses(kind))
+    Work.register(kind)
 
 
 class Completed(Work[None]):

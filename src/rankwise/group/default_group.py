@@ -16,7 +16,6 @@ from typing import Any
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.group.group import Group
-from rankwise.group.guessed_names import wrong_call
 
 _of_process: Group | None = None
 _lock = threading.Lock()  # held while _of_process changes
@@ -86,15 +85,7 @@ def function_of(name: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(default_group(), *args, **kwargs)
-        except TypeError as error:
-            here = error.__traceback__
-            if here is not None and here.tb_next is None:  # the call itself failed
-                text = wrong_call(name, error, parameters)
-                if text is not None:
-                    raise TypeError(text) from None
-            raise
+        return method(default_group(), *args, **kwargs)
 
     operation.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     operation.__qualname__ = method.__name__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -17,7 +16,6 @@ from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
 from rankwise.group.farm import Farming
-from rankwise.group.guessed_names import Guessed, guesses, parameters
 from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
@@ -49,7 +47,6 @@ class Group(
     RandomStreams,
     Recovery,
     Closeable,
-    metaclass=Guessed,
 ):
     """An ordered set of ranks that communicate, seen from one of them.
 
@@ -390,24 +387,8 @@ class Group(
             self.comm.close(timeout)
             self.pending.close()
 
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _GUESSES]
-
     def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         # The engine must release the memory of pending works before that is freed. While the interpreter exits,
         # the communicator has been closed already, and modules may be gone.
         if hasattr(self, "_closed") and not exits():
             self.close()
-
-
-_GUESSES = guesses({"name", "rank", "world_size", *(name for name in dir(Group) if not name.startswith("_"))})
-for _name, _guess in _GUESSES.items():
-    setattr(Group, _name, _guess)
-
-# Python's errors about a call begin with the method's qualified name, whatever it is, so they can show the method as
-# users know it, with its parameters. Anything that caught and reworded them would make right calls slower.
-for _part in Group.__mro__[:-1]:
-    for _name, _method in vars(_part).items():
-        if isinstance(_method, FunctionType) and not _name.startswith("_"):
-            _method = getattr(_method, "__wrapped__", _method)
-            _method.__qualname__ = f"Group.{_name}({parameters(_method)}): {_name}"

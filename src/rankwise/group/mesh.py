@@ -13,7 +13,6 @@ from rankwise.contract.public import public
 from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
-from rankwise.group.guessed_names import MESH
 
 
 @public
@@ -84,8 +83,6 @@ class Mesh(Closeable):
         groups: dict[tuple[str, ...], Group] = self.__dict__.get("_groups", {})
         if (name,) in groups:
             return groups[name,]
-        if (advice := MESH.get(name.replace("_", "").lower())) is not None:
-            raise AttributeError(f"'Mesh' object has no attribute {name!r}: {advice}", name=name)
         raise AttributeError(f"the mesh has no axis {name!r}; its axes are {', '.join(self.__dict__.get('axes', ()))}")
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseErr
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
-from rankwise.contract.work import Pauses, Work, with_guesses
+from rankwise.contract.work import Pauses, Work
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -129,7 +129,6 @@ _FEW = 16
 _MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
 
 
-@with_guesses
 class ArrayWork(Work[T]):
     """A pending operation of a group.
 
