@@ -35,7 +35,6 @@ SECTIONS = Config(napoleon_use_ivar=True)  # Attributes become a list too
 MADE_BY_THE_LIBRARY = {
     "rankwise.Group",
     "rankwise.Work",
-    "rankwise.group.persistent.MessagePlan",
     "rankwise.group.streams.GroupStream",
     "rankwise.overlap.Bucket",
     "rankwise.overlap.DataParallel",

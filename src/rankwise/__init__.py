@@ -55,14 +55,12 @@ if TYPE_CHECKING:
     all_gather_object = _default().all_gather_object
     all_gather_v = _default().all_gather_v
     all_reduce = _default().all_reduce
-    all_reduce_plan = _default().all_reduce_plan
     all_to_all = _default().all_to_all
     all_to_all_v = _default().all_to_all_v
     barrier = _default().barrier
     batch = _default().batch
     broadcast = _default().broadcast
     broadcast_object = _default().broadcast_object
-    broadcast_plan = _default().broadcast_plan
     close = _default().close
     counter = _default().counter
     dup = _default().dup
@@ -81,7 +79,6 @@ if TYPE_CHECKING:
     recv = _default().recv
     recv_any = _default().recv_any
     recv_object = _default().recv_object
-    recv_plan = _default().recv_plan
     reduce = _default().reduce
     reduce_scatter = _default().reduce_scatter
     reduce_scatter_v = _default().reduce_scatter_v
@@ -93,7 +90,6 @@ if TYPE_CHECKING:
     scatter_v = _default().scatter_v
     send = _default().send
     send_object = _default().send_object
-    send_plan = _default().send_plan
     sendrecv = _default().sendrecv
     share = _default().share
     shared_zeros = _default().shared_zeros
@@ -129,7 +125,6 @@ __all__ = [
     "all_gather_object",
     "all_gather_v",
     "all_reduce",
-    "all_reduce_plan",
     "all_to_all",
     "all_to_all_v",
     "autograd",
@@ -137,7 +132,6 @@ __all__ = [
     "batch",
     "broadcast",
     "broadcast_object",
-    "broadcast_plan",
     "close",
     "counter",
     "dup",
@@ -164,7 +158,6 @@ __all__ = [
     "recv",
     "recv_any",
     "recv_object",
-    "recv_plan",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_v",
@@ -177,7 +170,6 @@ __all__ = [
     "scatter_v",
     "send",
     "send_object",
-    "send_plan",
     "sendrecv",
     "share",
     "shared_zeros",

@@ -74,7 +74,6 @@ OPERATIONS = [
     pytest.param(lambda group, x: group.scan(x), id="scan"),
     pytest.param(lambda group, x: group.send(x, 0), id="send"),
     pytest.param(lambda group, x: group.recv(x, 0), id="recv"),
-    pytest.param(lambda group, x: group.all_reduce_plan(x), id="plan"),
 ]
 
 
@@ -101,7 +100,6 @@ WRITES = [
     pytest.param(lambda group, x: group.all_gather(torch.ones(4), out=x), id="out"),
     pytest.param(lambda group, x: (group.isend(torch.ones(2, 4), group.rank), group.recv(x, group.rank)), id="recv"),
     pytest.param(lambda group, x: group.batch([(torch.ones(2, 4), group.rank)], [(x, group.rank)]), id="batch"),
-    pytest.param(lambda group, x: group.all_reduce_plan(x)(), id="plan"),
 ]
 
 

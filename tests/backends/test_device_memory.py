@@ -122,9 +122,6 @@ def test_messages_of_device_memory(make: Make, monkeypatch: pytest.MonkeyPatch) 
         sending.wait()
         (got,) = group.batch([(make(contents(group.rank)), other)], [(make(np.zeros((6, 2), np.float32)), rw.ANY)])
         assert (host(got) == contents(other)).all()
-        x = make(np.ones(3, np.float32))
-        group.all_reduce_plan(x)()
-        assert (host(x) == 2).all()
 
     run_ranks(2, body, backend=doubled(2, everywhere=True))
 
@@ -146,7 +143,7 @@ def test_non_contiguous_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("make", [CudaArray, cuda_tensor], ids=["cupy", "torch"])
-@pytest.mark.parametrize("name", [*OPERATIONS, "send", "recv", "batch", "plan", "minloc"])
+@pytest.mark.parametrize("name", [*OPERATIONS, "send", "recv", "batch", "minloc"])
 def test_other_backends_refuse_it_by_name(name: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before anything is sent, so the group continues."""
     pretend_cuda(monkeypatch)
@@ -154,7 +151,6 @@ def test_other_backends_refuse_it_by_name(name: str, make: Make, monkeypatch: py
         "send": lambda g, x: g.send(x, 1 - g.rank),
         "recv": lambda g, x: g.recv(x, 1 - g.rank),
         "batch": lambda g, x: g.batch([(x, 1 - g.rank)]),
-        "plan": lambda g, x: g.all_reduce_plan(x),
         "minloc": lambda g, x: g.all_reduce(x, "minloc"),
     }
     more["scatter"] = lambda g, x: g.scatter(x)

@@ -31,11 +31,6 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
         lambda g, x: g.all_reduce(x.reshape(-1, 3)[::2]),
         ("shape=(3, ", ", 3))"),
     ),
-    "shape of a plan": (
-        lambda g, x: g.all_reduce_plan(x.reshape(3, -1))(),
-        lambda g, x: g.all_reduce_plan(x.reshape(-1, 3))(),
-        ("shape=(3, ", ", 3))"),
-    ),
     "shape, started": (
         lambda g, x: g.all_reduce(x.reshape(3, -1), async_op=True).wait(),
         lambda g, x: g.all_reduce(x.reshape(-1, 3), async_op=True).wait(),

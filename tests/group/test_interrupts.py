@@ -112,7 +112,6 @@ RECEIVES: dict[str, Callable[[rw.Group, Watched], Any]] = {
     "irecv": lambda group, watched: group.irecv(watched.array(), 0),
     "sendrecv": lambda group, watched: group.sendrecv(np.zeros(4), None, 0, out=watched.array(), async_op=True),
     "batch": lambda group, watched: group.batch([], [(watched.array(), 0), (watched.array(), 0)], async_op=True),
-    "recv_plan": lambda group, watched: group.recv_plan(watched.array(), 0).start(),
 }
 
 

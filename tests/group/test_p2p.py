@@ -254,7 +254,6 @@ def test_a_blocking_receive_that_fails_takes_no_later_message(how: str, backend:
 SENDS: dict[str, Callable[[Group], Any]] = {
     "send": lambda group: group.send(np.zeros(3), 1),
     "send_object": lambda group: group.send_object("never sent", 1),
-    "send_plan": lambda group: group.send_plan(np.zeros(3), 1)(),
     "sendrecv": lambda group: group.sendrecv(np.zeros(3), 1, None),
 }
 

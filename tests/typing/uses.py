@@ -66,7 +66,6 @@ def others(x: F32, asynchronous: bool) -> None:
     assert_type(rw.wait_any([group.barrier(async_op=True)]), int)
     assert_type(rw.spawn(len, 2, "ab"), list[int])
     group.all_gather(x, async_op=asynchronous)
-    group.all_reduce_plan(x)()
 
 
 def functions_of_the_module(x: F32) -> None:
@@ -97,7 +96,6 @@ def mistakes(group: rw.Group, x: F32) -> None:
     group.all_reduce(x, 3)  # type: ignore[call-overload]
     group.all_reduce(x, "sun")  # type: ignore[call-overload]
     group.reduce_scatter(x, op="minloc")  # type: ignore[call-overload]
-    group.all_reduce_plan(x, "sun")  # type: ignore[arg-type]
     rw.overlap.GradientReducer([x], op="max")  # type: ignore[arg-type]
     group.broadcast(x, src="0")  # type: ignore[call-overload]
     group.send(x)  # type: ignore[call-arg]

@@ -51,13 +51,6 @@ class Kind(ABC):
         """
         return buffer
 
-    def place_check(self, buffer: Buffer) -> Callable[[], None] | None:
-        """A function that raises ValueError if the array `x` has left its memory, for memory that is used repeatedly.
-
-        None means that the array cannot leave it while the memory is held.
-        """
-        return None
-
 
 class Buffer:
     """Memory that a communicator can work on: contiguous, in this machine's byte order, of a supported dtype.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,9 +26,6 @@ class NumpyKind(Kind):
 
     def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
         return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
-
-    def place_check(self, buffer: Buffer) -> Callable[[], None] | None:
-        return partial(_check_place, buffer.array, buffer.ptr) if _data_can_be_set() else None
 
     def scaled(self, array: Any, factor: float | complex) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -82,36 +75,6 @@ def plain(
     found = describe(array)
     assert found is not None
     return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind, given, restore, view)
-
-
-def hold(buffer: Buffer) -> object:
-    """What keeps the memory of a NumPy array where it is: NumPy resizes no array to which there is a weak reference."""
-    owner = buffer.array
-    while isinstance(getattr(owner, "base", None), np.ndarray):
-        owner = owner.base
-    return weakref.ref(owner) if isinstance(owner, np.ndarray) else None
-
-
-@cache
-def _data_can_be_set() -> bool:
-    """Whether this NumPy lets `array.data = other` move an array to other memory, as it did before 2.3."""
-    array = np.empty(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this is deprecated
-        try:
-            setattr(array, "data", array.data)  # noqa: B010 - for mypy it is read-only
-        except AttributeError:
-            return False
-    return True
-
-
-def _check_place(array: np.ndarray[Any, Any], ptr: int) -> None:
-    found = address(array)
-    if found != ptr:
-        raise ValueError(
-            "x: expected the memory that this plan was made for, but the array has since been moved to other memory "
-            f"(it is now at {found:#x}, and was at {ptr:#x}); make a new plan"
-        )
 
 
 def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -55,19 +55,6 @@ class TorchKind(Kind):
             return given.float().mul(factor).to(given.dtype)
         return given.mul(factor)
 
-    def place_check(self, buffer: Buffer) -> Callable[[], None]:
-        tensor, ptr, nbytes = buffer.array, buffer.ptr, buffer.nbytes
-
-        def check() -> None:
-            if tensor.data_ptr() != ptr or tensor.nbytes != nbytes:
-                raise ValueError(
-                    "x: expected the memory that this plan was made for, but the tensor's memory has since been moved, "
-                    f"freed or resized (it is now {tensor.nbytes} bytes at {tensor.data_ptr():#x}, and was {nbytes} "
-                    f"bytes at {ptr:#x}); make a new plan"
-                )
-
-        return check
-
 
 class TorchCudaKind(TorchKind):
     """Makes torch tensors on one CUDA device."""

@@ -20,7 +20,6 @@ from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
-from rankwise.group.persistent import PersistentOperations
 from rankwise.group.random_streams import RandomStreams
 from rankwise.group.recovery import Recovery
 from rankwise.group.related import Related
@@ -42,7 +41,6 @@ class Group(
     ObjectCollectives,
     PointToPoint,
     Messages,
-    PersistentOperations,
     RegisteredMemory,
     RandomStreams,
     Recovery,

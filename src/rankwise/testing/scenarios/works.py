@@ -1,4 +1,4 @@
-"""Features that build on the basic operations: works, composed operations, objects, meshes and plans."""
+"""Features that build on the basic operations: works, composed operations, objects and meshes."""
 
 from __future__ import annotations
 
@@ -176,14 +176,3 @@ def meshes(group: Group) -> None:
         assert mesh.row.all_reduce(1) == rows
         assert mesh.column.all_gather(np.int64(me)).tolist() == [mesh.rank_at(column=c) for c in range(n // rows)]
         assert mesh.along("row", "column").all_gather(np.int64(me)).tolist() == list(range(n))
-
-
-def plans(group: Group) -> None:
-    x = np.full(10, 1.0)
-    plan = group.all_reduce_plan(x)
-    for _ in range(4):
-        plan()
-    assert (x == float(group.world_size) ** 4).all()
-    y = np.full(3, group.rank)
-    group.broadcast_plan(y, group.world_size - 1)()
-    assert (y == group.world_size - 1).all()
