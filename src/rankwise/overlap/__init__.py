@@ -5,18 +5,15 @@ for any arrays. Streams and events order the program's functions and the groups'
 """
 
 from rankwise.group.streams import Event, Stream
-from rankwise.overlap.compression import BF16Hook, TopKHook
 from rankwise.overlap.reducer import Bucket, BucketHook, GradientReducer
 from rankwise.overlap.torch_module import DataParallel, data_parallel
 
 __all__ = [
-    "BF16Hook",
     "Bucket",
     "BucketHook",
     "DataParallel",
     "Event",
     "GradientReducer",
     "Stream",
-    "TopKHook",
     "data_parallel",
 ]

@@ -54,7 +54,6 @@ class Bucket:
     ) -> None:
         self.index = index
         self.op = op
-        self.dtype = layout.dtype
         self.members = layout.members
         self.flat = flat
         self.views: dict[int, Any] = {}
