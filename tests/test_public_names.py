@@ -95,7 +95,6 @@ OTHERS = [
     "init",
     "local",
     "overlap",
-    "premul_sum",
     "registered",
     "spawn",
     "testing",

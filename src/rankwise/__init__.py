@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rankwise import autograd, elastic, overlap, testing, trace
-    from rankwise.arrays.ops import premul_sum
     from rankwise.contract.errors import (
         BackendUnavailable,
         ClosedError,
@@ -153,7 +152,6 @@ __all__ = [
     "local",
     "lock",
     "overlap",
-    "premul_sum",
     "probe",
     "recv",
     "recv_any",
@@ -192,7 +190,6 @@ _MODULES = {
     "rankwise.group.default_group": ("registered",),
     "rankwise.group.group": ("Group",),
     "rankwise.initialize": ("init",),
-    "rankwise.arrays.ops": ("premul_sum",),
     "rankwise.group.work": ("wait_all", "wait_any"),
     "rankwise.contract.message": ("ANY", "Message"),
     "rankwise.launch.spawn": ("spawn",),

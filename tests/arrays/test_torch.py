@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rankwise as rw
 from rankwise.arrays import buffers
 from rankwise.arrays.buffers import source, target
 from rankwise.contract.types import DType
@@ -59,7 +58,6 @@ def test_tensors_that_require_grad_are_refused_in_grad_mode() -> None:
 OPERATIONS = [
     pytest.param(lambda group, x: group.all_reduce(x), id="all_reduce"),
     pytest.param(lambda group, x: group.all_reduce(x, async_op=True), id="all_reduce async"),
-    pytest.param(lambda group, x: group.all_reduce(x, rw.premul_sum(2)), id="premul_sum"),
     pytest.param(lambda group, x: group.all_reduce(x, torch.maximum), id="function"),
     pytest.param(lambda group, x: group.all_reduce(x, "maxloc"), id="maxloc"),
     pytest.param(lambda group, x: group.broadcast(x), id="broadcast"),

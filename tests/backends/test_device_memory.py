@@ -55,9 +55,8 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[[Any, int, int], Any]]]
     "scan": (lambda g, x, **o: g.scan(x, **o), lambda x, r, n: sum(x[: r + 1])),
     "exscan": (lambda g, x, **o: g.exscan(x, **o), lambda x, r, n: sum(x[:r]) if r else 0 * x[0]),
     "a function": (lambda g, x, **o: g.all_reduce(x, lambda a, b: a + b, **o), lambda x, r, n: sum(x)),
-    "premul_sum": (lambda g, x, **o: g.all_reduce(x, rw.premul_sum(2), **o), lambda x, r, n: 2 * sum(x)),
 }
-IN_PLACE = ("all_reduce", "all_reduce max", "broadcast", "reduce", "a function", "premul_sum")
+IN_PLACE = ("all_reduce", "all_reduce max", "broadcast", "reduce", "a function")
 
 
 def contents(rank: int) -> np.ndarray[Any, Any]:

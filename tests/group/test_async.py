@@ -50,7 +50,7 @@ def calls(group: Group) -> dict[str, Call]:
         "all_to_all_v": lambda **k: group.all_to_all_v(x(n * (me + 1)), [me + 1] * n, **k),
         "all_reduce by a function": lambda **k: group.all_reduce(x(), np.maximum, **k),
         "all_reduce maxloc": lambda **k: group.all_reduce(x(), "maxloc", **k),
-        "reduce_scatter premul_sum": lambda **k: group.reduce_scatter(x(), rw.premul_sum(2), **k),
+        "reduce_scatter by a function": lambda **k: group.reduce_scatter(x(), np.maximum, **k),
         "scan": lambda **k: group.scan(x(), **k),
         "exscan by a function": lambda **k: group.exscan(x(), np.add, **k),
         "batch": lambda **k: group.batch([(x(2), (me + 1) % n)], [(x(2) * 0, (me - 1) % n)], **k),

@@ -1,4 +1,4 @@
-"""Reductions by functions, scaled sums, and places of extremes."""
+"""Reductions by functions, and places of extremes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rankwise as rw
 from rankwise.contract.errors import RankwiseError
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
@@ -96,45 +95,6 @@ def test_a_function_that_raises_does_not_fail_the_group() -> None:
         else:
             assert group.reduce(np.ones(2), 1, lambda a, b: "x") is None
         assert group.all_reduce(1) == 2
-
-    run_ranks(2, ranks)
-
-
-@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i4", "u1", "c8", "bfloat16", "float8_e4m3fn"])
-def test_premul_sum(dtype: str) -> None:
-    kind = pytest.importorskip("ml_dtypes").__dict__.get(dtype, dtype)
-
-    def ranks(group: Group) -> None:
-        n = group.world_size
-        factor = 1 + group.rank  # each rank its own
-        x = np.array([1, 2, 3]).astype(kind)
-        assert group.all_reduce(x, rw.premul_sum(factor)) is x
-        assert x.astype(float).tolist() == [6, 12, 18] if np.dtype(kind).kind != "c" else True
-        assert group.reduce_scatter(np.ones(3, kind), rw.premul_sum(2)).astype(complex).tolist() == [2 * n]
-        assert complex(group.scan(np.ones((), kind), rw.premul_sum(2))) == 2 * (group.rank + 1)
-        got = group.reduce(np.ones(2, kind), 1, rw.premul_sum(3))
-        assert got is None if group.rank != 1 else got.astype(complex).tolist() == [9, 9]
-
-    run_ranks(3, ranks)
-
-
-def test_premul_sum_of_tensors_and_numbers() -> None:
-    torch = pytest.importorskip("torch")
-
-    def ranks(group: Group) -> None:
-        assert group.all_reduce(torch.ones(2, dtype=torch.bfloat16), rw.premul_sum(0.5)).tolist() == [1, 1]
-        assert group.all_reduce(1.5, rw.premul_sum(2)) == 6.0
-        for x, factor, error in (
-            (np.ones(2, int), 0.5, TypeError),
-            (np.ones(2), 1j, TypeError),
-            (np.ones(2, bool), 1, TypeError),
-            (np.ones(2, np.int8), 300, ValueError),
-        ):
-            with pytest.raises(error, match=r"^op=premul_sum\(.*\) on \w+: expected"):
-                group.all_reduce(x, rw.premul_sum(factor))
-        for factor in ("2", None, True):
-            with pytest.raises(TypeError, match=r"^factor=.*: expected a number"):
-                rw.premul_sum(factor)
 
     run_ranks(2, ranks)
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rankwise as rw
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -29,18 +28,6 @@ CASES: dict[str, tuple[Callable[[Group], Any], str]] = {
     ),
     "all_reduce": (lambda group: group.all_reduce(2**63), r"^x=9223372036854775808: expected an int from -2\*\*63 to"),
     "dst": (lambda group: group.send(1, 10**5000), r"^dst=2\*\*16609\.\.\.: expected a rank of the group, 0 to 1$"),
-    "premul_sum int8": (
-        lambda group: group.all_reduce(np.ones(2, np.int8), rw.premul_sum(300)),
-        r"^op=premul_sum\(300\) on int8: expected a factor from -128 to 127$",
-    ),
-    "premul_sum uint8": (
-        lambda group: group.all_reduce(np.ones(2, np.uint8), rw.premul_sum(-1)),
-        r"^op=premul_sum\(-1\) on uint8: expected a factor from 0 to 255$",
-    ),
-    "premul_sum float": (
-        lambda group: group.all_reduce(np.ones(2), rw.premul_sum(10**400)),
-        r"^op=premul_sum\(2\*\*1328\.\.\.\) on float64: expected a factor that a float can hold$",
-    ),
     "all_gather": (lambda group: group.all_gather(most_dims()), MOST_DIMS),
     "all_gather strided": (lambda group: group.all_gather(most_dims(strided=True)), MOST_DIMS),
     "all_gather async": (lambda group: group.all_gather(most_dims(), async_op=True), MOST_DIMS),
@@ -80,21 +67,3 @@ def test_functions_reduce_arrays_of_the_most_dimensions() -> None:
         assert number == 8
 
     run_ranks(3, ranks)
-
-
-def test_factors_on_tensors() -> None:
-    torch = pytest.importorskip("torch")
-
-    def ranks(group: Group) -> None:
-        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.uint16):
-            x = torch.full((2,), 1.5).to(dtype)
-            assert group.all_reduce(x, rw.premul_sum(2)).float().tolist() == [4 if dtype is torch.uint16 else 6] * 2
-        with pytest.raises(ValueError, match=r"^op=premul_sum\(300\) on int8: expected a factor from -128 to 127$"):
-            group.all_reduce(torch.ones(2, dtype=torch.int8), rw.premul_sum(300))
-        with pytest.raises(ValueError, match=r"^op=premul_sum\(1180591620717411303424\) on int64: expected a factor"):
-            group.all_reduce(torch.ones(2, dtype=torch.int64), rw.premul_sum(2**70))
-        with torch.no_grad():
-            x = torch.ones(2, requires_grad=True)
-            assert group.all_reduce(x, rw.premul_sum(2), async_op=True).wait().tolist() == [4, 4]
-
-    run_ranks(2, ranks)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.arrays.ops import premul_sum
 from rankwise.contract.work import Work
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
@@ -48,7 +47,6 @@ def add(a: Any, b: Any) -> Any:
 OPS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
     "sum": ("sum", lambda rows: rows.sum(0)),
     "max": ("max", lambda rows: rows.max(0)),
-    "premul_sum": (premul_sum(3), lambda rows: 3 * rows.sum(0)),
     "function": (add, lambda rows: rows.sum(0)),
 }
 
@@ -204,7 +202,7 @@ class Step:
         if name in OBJECTS:
             return [{"x": one} for one in inputs] if name == "all_gather_object" or me == self.root else None
         if name == "exscan" and me == 0:  # the op's neutral element; a function has none
-            neutral = {"sum": 0.0, "premul_sum": 0.0, "max": -np.inf}.get(self.op)
+            neutral = {"sum": 0.0, "max": -np.inf}.get(self.op)
             return None if neutral is None else np.full_like(inputs[0], neutral)
         want = self.data.received(me)
         return (want, [row[me] for row in self.data.counts]) if name == "all_to_all_v" else want

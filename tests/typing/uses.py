@@ -20,7 +20,6 @@ def in_place(group: rw.Group, x: F32, t: torch.Tensor) -> None:
     assert_type(group.all_reduce(x, async_op=True), rw.Work[F32])
     assert_type(group.all_reduce(x, async_op=True).wait(1.0), F32)
     assert_type(group.all_reduce(x, lambda a, b: a + b), F32)
-    assert_type(group.all_reduce(x, rw.premul_sum(0.5)), F32)
     assert_type(group.all_reduce(x, "minloc"), tuple[F32, Any])
     assert_type(group.broadcast(t, 1), torch.Tensor)
     assert_type(group.reduce(x, 1), F32 | None)

@@ -40,10 +40,6 @@ class Kind(ABC):
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
         """An array of this kind over `memory`, a NumPy array in host memory, which it keeps alive."""
 
-    @abstractmethod
-    def scaled(self, array: Any, factor: float | complex) -> Any:
-        """A new array, `array` times a factor that its dtype can represent, rounded to that dtype."""
-
     def staged(self, buffer: Buffer) -> Buffer:
         """Host memory in place of a buffer of this kind: packed from the buffer, and copied back to it.
 

@@ -33,9 +33,6 @@ class CudaKind(Kind):
     def over(self, memory: Any, shape: Shape, dtype: DType) -> Any:
         raise TypeError(f"{type(self._x).__name__}: expected a kind of array in host memory")
 
-    def scaled(self, array: Any, factor: float | complex) -> Any:
-        return array * array.dtype.type(factor)
-
     def staged(self, buffer: Buffer) -> Buffer:
         room, on_device = np.empty(buffer.shape, dtypes.to_numpy(buffer.dtype)), buffer.array
 

@@ -59,10 +59,4 @@ def parse(given: object) -> DType:
     return found
 
 
-def limits(dtype: DType) -> tuple[int, int]:
-    """The lowest and the highest value of an integer type."""
-    bits = 8 * dtype.itemsize
-    return (0, (1 << bits) - 1) if dtype >= DType.U64 else (-(1 << bits - 1), (1 << bits - 1) - 1)
-
-
 EXPECTED = "bool, an integer, float or complex type of at most 64 bits a part, bfloat16, float8_e4m3fn or float8_e5m2"

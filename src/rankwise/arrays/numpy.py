@@ -27,10 +27,6 @@ class NumpyKind(Kind):
     def over(self, memory: np.ndarray[Any, Any], shape: Shape, dtype: DType) -> Any:
         return memory.view(dtypes.to_numpy(dtype)).reshape(shape)
 
-    def scaled(self, array: Any, factor: float | complex) -> Any:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.multiply(array, array.dtype.type(factor), out=np.empty_like(array))
-
 
 NUMPY = NumpyKind()
 

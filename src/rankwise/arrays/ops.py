@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from rankwise.contract.public import public
 from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
-
-
-@dataclass(frozen=True)
-class PremulSum:
-    """The op that `premul_sum` returns."""
-
-    factor: float | complex
-
-
-@public
-def premul_sum(factor: float | complex) -> PremulSum:
-    """An `op` for reductions: the sum of `factor` * x over the ranks, each with its own factor.
-
-    The products are rounded to x's type before they are added.
-
-    Args:
-        factor: for integers an int.
-
-    Example:
-        >>> group.all_reduce(np.array([1.0, 2.0]), rw.premul_sum(0.5)).tolist()
-        [1.0, 2.0]
-    """
-    if isinstance(factor, bool) or not isinstance(factor, (int, float, complex)):
-        raise TypeError(f"factor={factor!r}: expected a number, got {type(factor).__name__}")
-    return PremulSum(factor)
-
 
 OpName = Literal["sum", "mean", "avg", "max", "min", "product", "prod", "band", "bor", "bxor"]
 """The names of the engine's operations, so that a type checker finds op="sun"."""
 
-Op = OpName | ReduceOp | PremulSum | Callable[[Any, Any], Any]
-"""The type of `op`: a name, a ReduceOp, premul_sum(factor), or a function of two arrays."""
+Op = OpName | ReduceOp | Callable[[Any, Any], Any]
+"""The type of `op`: a name, a ReduceOp, or a function of two arrays."""
 
 Located = Literal["minloc", "maxloc"]
 """The names of the operations that also say which rank holds the result; all_reduce and reduce take them."""
@@ -51,7 +23,7 @@ def is_composed(op: Op | Located) -> bool:
     """Whether `op` is not one of the engine's ops, and needs several calls."""
     if type(op) is str:
         return op.lower() in LOCATING
-    return isinstance(op, PremulSum) or (callable(op) and not isinstance(op, ReduceOp) and _foreign(op) is None)
+    return callable(op) and not isinstance(op, ReduceOp) and _foreign(op) is None
 
 
 def _foreign(op: object) -> str | None:

@@ -49,12 +49,6 @@ class TorchKind(Kind):
             return torch.empty(shape, dtype=_to_torch()[dtype])
         return torch.from_numpy(memory).view(_to_torch()[dtype]).view(shape)
 
-    def scaled(self, array: Any, factor: float | complex) -> Any:
-        given = array.detach()
-        if given.is_floating_point() and given.element_size() == 1:  # torch does not multiply these; float32 holds them
-            return given.float().mul(factor).to(given.dtype)
-        return given.mul(factor)
-
 
 class TorchCudaKind(TorchKind):
     """Makes torch tensors on one CUDA device."""

@@ -83,7 +83,7 @@ class Collectives(GroupBase):
         Args:
             op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a ReduceOp; for type
                 checkers, a name that is known only when the program runs becomes one by `rw.ReduceOp[name]`, with the
-                names SUM, PROD, MIN, ...; `rw.premul_sum(factor)`; "minloc" or "maxloc"; or an associative function of
+                names SUM, PROD, MIN, ...; "minloc" or "maxloc"; or an associative function of
                 two arrays that returns an array of the same shape and dtype.
 
         Returns:

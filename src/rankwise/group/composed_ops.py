@@ -1,4 +1,4 @@
-"""Reductions composed of an engine's operations: functions of two arrays, scaled sums, locations of extremes."""
+"""Reductions composed of an engine's operations: functions of two arrays, locations of extremes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.arrays import buffers, dtypes, ops
+from rankwise.arrays import buffers, ops
 from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.buffers import scratch, source
 from rankwise.arrays.numpy import address
-from rankwise.arrays.ops import LOCATING, Located, Op, PremulSum
-from rankwise.contract.errors import RankwiseError, shown
+from rankwise.arrays.ops import LOCATING, Located, Op
+from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import ALL_REDUCE, GATHER, REDUCE, Call
 from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
 from rankwise.group.base import GroupBase, nothing
@@ -63,16 +63,6 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
 
     On other ranks the content of the memory is undefined.
     """
-    if isinstance(op, PremulSum):
-        scale = premultiplied(given, op)
-
-        def add() -> Buffer:
-            scaled = scale()
-            how = ALL_REDUCE if dst is None else REDUCE
-            group._collectives.run(Call(how, scaled.ptr, scaled.ptr, scaled.count, scaled.dtype, ReduceOp.SUM, dst))
-            return scaled
-
-        return add
     function = _function(op, given.dtype)
 
     def fold() -> Buffer:
@@ -150,31 +140,6 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
         return None if exclusive and group.rank == 0 else result
 
     return scan
-
-
-def premultiplied(given: Buffer, op: PremulSum) -> Callable[[], Buffer]:
-    """Check the factor; returns a function that makes a copy of `given` times the factor.
-
-    Raises TypeError or ValueError if the dtype of `given` cannot represent the factor.
-    """
-    factor = op.factor
-    dtype = given.dtype
-    name = f"op=premul_sum({shown(factor)}) on {DTYPE_NAMES[dtype]}"
-    ops.resolve("sum", dtype)
-    if dtype is DType.BOOL:
-        raise TypeError(f"{name}: expected an array of numbers")
-    if (isinstance(factor, complex) and not dtype.is_complex) or (isinstance(factor, float) and dtype.is_integral):
-        raise TypeError(f"{name}: expected a factor of that type")
-    if dtype.is_integral:
-        lowest, highest = dtypes.limits(dtype)
-        if not lowest <= factor <= highest:  # type: ignore[operator]  # it is an int
-            raise ValueError(f"{name}: expected a factor from {lowest} to {highest}")
-    else:
-        try:
-            factor = complex(factor) if dtype.is_complex else float(factor)  # type: ignore[arg-type]
-        except OverflowError:
-            raise ValueError(f"{name}: expected a factor that a float can hold") from None
-    return lambda: source(given.kind.scaled(given.array, factor))
 
 
 def copy(to: Buffer, origin: Buffer) -> None:

@@ -12,7 +12,7 @@ from rankwise.arrays import buffers, dtypes, ops
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.numpy import address
-from rankwise.arrays.ops import Op, PremulSum
+from rankwise.arrays.ops import Op
 from rankwise.contract.operations import ALL_GATHER, REDUCE_SCATTER, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
@@ -95,9 +95,6 @@ class Scans(GroupBase):
                 return result.finish()
 
             return self._run(fold, given, async_op)
-        scale = None
-        if isinstance(op, PremulSum):
-            scale, op = composed_ops.premultiplied(given, op), ReduceOp.SUM
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
             raise ValueError(f"op={op!r}: expected another op; divide the sum by the number of ranks in it")
@@ -105,7 +102,6 @@ class Scans(GroupBase):
         last = self.rank - exclusive  # the last rank that this rank's result includes
 
         def body() -> Any:
-            mine = given if scale is None else scale()
             # Block k of a rank's send buffer is its contribution to rank k's result.
             n, dtype = self.world_size, given.dtype
             piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
@@ -116,14 +112,14 @@ class Scans(GroupBase):
                 blocks = buffers.scratch((n * count,), dtype)
                 offset = start * dtype.itemsize
                 if dtype.is_complex and reduce_op is ReduceOp.PROD:
-                    call = Call(ALL_GATHER, mine.ptr + offset, blocks.ptr, count, dtype)
+                    call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
                     self._collectives.run(call._replace(shape=given.shape, part_of=name))
                     found = neutral if last < 0 else _product(blocks, n)[last]
                     ctypes.memmove(result.ptr + offset, address(found), size)
                     continue
                 for rank in range(n):
                     counts = rank - exclusive >= self.rank
-                    ctypes.memmove(blocks.ptr + rank * size, mine.ptr + offset if counts else address(neutral), size)
+                    ctypes.memmove(blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size)
                 call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
                 self._collectives.run(call._replace(shape=given.shape, part_of=name))
             if last < 0 and reduce_op is ReduceOp.SUM:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.arrays.ops import premul_sum
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.work import Work
@@ -51,13 +50,6 @@ def functions_reduce_in_order(group: Group) -> None:
     assert before is None if me == 0 else before.tolist() == [digits[me - 1]] * 3
     assert group.all_reduce(x, append) is x
     assert x.tolist() == [digits[-1]] * 3
-
-
-def sums_of_multiples(group: Group) -> None:
-    n, me = group.world_size, group.rank
-    assert group.all_reduce(np.full(2, 3.0), premul_sum(me)).tolist() == [3.0 * sum(range(n))] * 2
-    part = group.reduce_scatter(np.ones(n), premul_sum(2.0))
-    assert part.tolist() == [2.0 * n]
 
 
 def extremes_and_their_ranks(group: Group) -> None:
