@@ -44,25 +44,6 @@ def test_invalid_operations() -> None:
             ops.resolve(op, DType.F32)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("op", "advice"),
-    [
-        ("lor", "; use 'bor' on a bool array, such as x != 0"),
-        ("land", "; use 'band' on a bool array, such as x != 0"),
-        ("LXOR", "; use 'bxor' on a bool array, such as x != 0"),
-        ("MPI_LOR", "; use 'bor' on a bool array, such as x != 0"),
-        ("MPI_SUM", "; use 'sum'"),
-        ("MPI.MAX", "; use 'max'"),
-        ("MPI_MINLOC", "; use 'minloc'"),
-        ("average", "; use 'mean'"),
-        ("median", ""),
-    ],
-)
-def test_the_error_for_a_name_of_another_library_says_what_to_use(op: str, advice: str) -> None:
-    with pytest.raises(ValueError, match=rf"^op={re.escape(repr(op))}: expected one of .*, bxor{re.escape(advice)}$"):
-        ops.resolve(op, DType.BOOL)  # type: ignore[arg-type]
-
-
 def test_names_in_other_cases_and_the_objects_of_other_libraries() -> None:
     torch = pytest.importorskip("torch", reason="its ReduceOp is tested")
     found = {name: ops.resolve(name, DType.I32).name for name in ("SUM", "Prod", "MAX", "BAND")}  # type: ignore[arg-type]
@@ -90,5 +71,5 @@ def test_operations_of_mpi4py() -> None:
     assert not ops.is_composed(MpiOp("MPI_SUM"))
     assert ops.resolve(MpiOp("MPI_SUM"), DType.F32) is ReduceOp.SUM
     assert ops.resolve(MpiOp("MPI_BOR"), DType.I8) is ReduceOp.BOR
-    with pytest.raises(ValueError, match=r"expected one of sum, mean, avg.*; use 'band' on a bool array"):
+    with pytest.raises(ValueError, match=r"expected one of sum, mean, avg,"):
         ops.resolve(MpiOp("MPI_LAND"), DType.F32)

@@ -53,26 +53,6 @@ PAIRS: dict[tuple[str, int], tuple[DType, ReduceOp]] = {
 """(name, dtype number) -> (DType, ReduceOp) for meaningful pairs; the fast path makes only this look-up."""
 
 
-_MEANT = {
-    "add": "'sum'",
-    "average": "'mean'",
-    "maximum": "'max'",
-    "minimum": "'min'",
-    "multiply": "'product'",
-    "land": "'band' on a bool array, such as x != 0",
-    "lor": "'bor' on a bool array, such as x != 0",
-    "lxor": "'bxor' on a bool array, such as x != 0",
-}
-"""What to use in rankwise for an op of another library that has another name in rankwise, or no equivalent."""
-
-
-def _advice(name: str) -> str:
-    """The end of the message for an unknown name: which op to use instead, if that can be guessed."""
-    plain = name.lower().removeprefix("mpi").lstrip("._")
-    meant = repr(plain) if plain in NAMES or plain in LOCATING else _MEANT.get(plain)
-    return f"; use {meant}" if meant else ""
-
-
 def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     """The ReduceOp of an `op` argument.
 
@@ -95,7 +75,7 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
         assert name is not None
         if isinstance(op, str) and name in LOCATING:
             raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
-        raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}{_advice(name)}")
+        raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
     why = found.refused_for(dtype)
     if why is not None:
         raise TypeError(f"op={found.name.lower()!r} on {DTYPE_NAMES[dtype]}: {why}")
