@@ -193,27 +193,6 @@ nb::object in_one_call(PythonCommunicator& c, const Encode& encode, const First&
     return result;
 }
 
-void broadcast_block(Comm& c, ObjectBlock& block, int src, const CallOptions& options) {
-    c.broadcast(&block, sizeof block, DType::U8, src, options);
-}
-void all_gather_block(Comm& c, const ObjectBlock& block, ObjectBlock* blocks, const CallOptions& options) {
-    c.all_gather(&block, blocks, sizeof block, DType::U8, options);
-}
-void scatter_blocks(Comm& c, const ObjectBlock* blocks, ObjectBlock& block, int src, const CallOptions& options) {
-    c.scatter(blocks, &block, sizeof block, DType::U8, src, options);
-}
-void broadcast_block(PythonCommunicator& c, ObjectBlock& block, int src, PythonCommunicator::Options) {
-    c.broadcast_block(&block, sizeof block, src);
-}
-void all_gather_block(PythonCommunicator& c, const ObjectBlock& block, ObjectBlock* blocks,
-                      PythonCommunicator::Options) {
-    c.all_gather_block(&block, blocks, sizeof block);
-}
-void scatter_blocks(PythonCommunicator& c, const ObjectBlock* blocks, ObjectBlock& block, int src,
-                    PythonCommunicator::Options) {
-    c.scatter_blocks(blocks, &block, sizeof block, src);
-}
-
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
 // than the constructor allows (see load_allowed), or long, rest(root, codec, found, sent) completes the operation, with
 // no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list
@@ -235,7 +214,7 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
             block.set(encoded);
             sent = encoded.list;
         },
-        [&](const ArrayCall<C>& call) { broadcast_block(c, block, src, call); },
+        [&](const ArrayCall<C>& call) { c.broadcast(&block, sizeof block, DType::U8, src, call); },
         [&] {
             nb::object found = sends ? nb::none() : block.load(constructor, false);
             if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
@@ -324,7 +303,9 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
         block.set(encoded);
         sent = encoded.list;
     };
-    const auto first = [&](const ArrayCall<C>& call) { all_gather_block(c, block, blocks.data(), call); };
+    const auto first = [&](const ArrayCall<C>& call) {
+        c.all_gather(&block, blocks.data(), sizeof block, DType::U8, call);
+    };
     return in_one_call(c, encoding, first, [&]() -> nb::object {
         const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
                                          [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
@@ -363,7 +344,9 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
     };
     ObjectBlock block;
-    const auto first = [&](const ArrayCall<C>& call) { scatter_blocks(c, blocks.data(), block, src, call); };
+    const auto first = [&](const ArrayCall<C>& call) {
+        c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, call);
+    };
     return in_one_call(c, encoding, first, [&] {
         nb::object found = block.load(constructor, src == c.rank());
         return found.is(not_implemented()) ? rest(src, codec, block.get(), sent) : found;

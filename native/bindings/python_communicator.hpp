@@ -1,7 +1,5 @@
 // What the shortcuts call: the engine's communicator, or one in Python, in one form.
 #pragma once
-#include <cstring>
-#include <memory>
 #include <vector>
 
 #include "bindings.hpp"
@@ -35,8 +33,6 @@ private:
 class PythonCommunicator {
 public:
     // methods: the communicator's methods, in the order of Method; send and recv must also complete before they return.
-    // The last one, plan(method, send, recv, bytes, root), prepares a collective on bytes for many calls; root is -1 if
-    // it has none.
     // shapes: the collectives take the array's shape, or None, as one more argument. dtypes, ops: the contract's enum
     // members, indexed by their numbers.
     PythonCommunicator(int rank, int world_size, std::vector<nb::object> methods, bool shapes,
@@ -88,14 +84,6 @@ public:
     template <class F> void calls(const F& function) {
         call(Calls, nb::cpp_function([&function] { function(); }));
     }
-    // Collectives on short blocks, to be called only inside `calls`.
-    void broadcast_block(void* block, size_t bytes, int root) { exchange(Broadcast, block, bytes, block, bytes, root); }
-    void all_gather_block(const void* block, void* blocks, size_t bytes) {
-        exchange(AllGather, block, bytes, blocks, bytes * size_t(world_size_), kNoRoot);
-    }
-    void scatter_blocks(const void* blocks, void* block, size_t bytes, int root) {
-        exchange(Scatter, blocks, rank_ == root ? bytes * size_t(world_size_) : 0, block, bytes, root);
-    }
 
 private:
     enum Method {
@@ -110,16 +98,7 @@ private:
         Send,
         Recv,
         Calls,
-        Plan,
         kMethods
-    };
-    static constexpr int kNoRoot = -1;
-    struct Planned {
-        Method method;
-        int root;
-        nb::object call{};
-        std::vector<uint8_t> send{}, recv{};
-        std::vector<uint8_t>& result() { return method == Broadcast ? send : recv; }  // a broadcast is in place
     };
     // A collective, whose ranks may compare the shapes of the arrays.
     template <class... A> void described(Options options, Method method, const A&... args) {
@@ -135,23 +114,6 @@ private:
     template <class... A> void call(Method method, const A&... args) {
         acquiring_gil([&] { return methods_[method](args...); });
     }
-    // Runs a collective on memory of its own, so that it is prepared only once for each method and root.
-    void exchange(Method method, const void* send, size_t sent, void* recv, size_t received, int root) {
-        Planned& made = planned(method, root, sent, received);
-        if (sent) std::memcpy(made.send.data(), send, sent);
-        acquiring_gil([&] { return made.call(); });
-        std::memcpy(recv, made.result().data(), received);
-    }
-    Planned& planned(Method method, int root, size_t sent, size_t received) {
-        for (const auto& each : planned_)
-            if (each->method == method && each->root == root) return *each;
-        auto made = std::make_unique<Planned>(method, root);
-        made->send.resize(sent);
-        made->recv.resize(method == Broadcast ? 0 : received);
-        const size_t bytes = method == AllGather ? sent : received;
-        made->call = methods_[Plan](int(method), at(made->send.data()), at(made->result().data()), bytes, root);
-        return *planned_.emplace_back(std::move(made));
-    }
     static Address at(const void* p) { return Address(p); }
     const nb::object& of(rankwise::DType d) const { return dtypes_[size_t(d)]; }
     const nb::object& of(rankwise::ReduceOp op) const { return ops_[size_t(op)]; }
@@ -160,5 +122,4 @@ private:
     std::vector<nb::object> methods_;
     bool shapes_;
     std::vector<nb::object> dtypes_, ops_;
-    std::vector<std::unique_ptr<Planned>> planned_;
 };

@@ -584,8 +584,6 @@ class PlainArrays:
         ops: Sequence[object],
     ) -> None:
         """methods: the communicator's all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
-        all_to_all, send, recv and call, complete when they return; and plan(number, send, recv, bytes, root), which
-        prepares the collective of that number in this list, on bytes; root is -1 if it has none. shapes: the
-        collectives take the array's shape, or None, as one more argument. dtypes, ops: the contract's, by their
-        numbers.
+        all_to_all, send, recv and call, complete when they return. shapes: the collectives take the array's shape, or
+        None, as one more argument. dtypes, ops: the contract's, by their numbers.
         """

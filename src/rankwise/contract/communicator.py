@@ -54,10 +54,6 @@ class Collectives(ABC):
         only that variant. The backend may ignore `call.shape` and `call.part_of`, which serve the comparison of calls.
         """
 
-    def plan(self, call: Call) -> partial[None]:
-        """A collective, prepared for many calls with the least overhead."""
-        return partial(self.run, call)
-
     def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         """Reduce `count` elements over the ranks, in place; every rank receives the result."""
         self.run(Call(ALL_REDUCE, ptr, ptr, count, dtype, op))

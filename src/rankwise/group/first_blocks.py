@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Any
 
@@ -34,7 +34,6 @@ class FirstBlocks:
         self._collectives = complete(comm)
         self._block: Any = np.zeros(BLOCK, np.uint8)
         self._blocks: Any = np.zeros(BLOCK * comm.world_size, np.uint8)
-        self._plans: dict[tuple[Operation, int | None], Callable[[], None]] = {}  # by src
 
     def broadcast(self, parts: Parts | None, src: int) -> bytes | int:
         """parts: the object, on src; None elsewhere."""
@@ -59,11 +58,7 @@ class FirstBlocks:
         return _content(*_LAYOUT.unpack(self._block))
 
     def _run(self, operation: Operation, send: Any, recv: Any, src: int | None = None) -> None:
-        plan = self._plans.get((operation, src))
-        if plan is None:
-            call = Call(operation, address(send), address(recv), BLOCK, DType.U8, None, src)
-            plan = self._plans[operation, src] = self._collectives.plan(call)
-        plan()
+        self._collectives.run(Call(operation, address(send), address(recv), BLOCK, DType.U8, None, src))
 
 
 def _write(memory: Any, at: int, parts: Parts, longest: int) -> None:

@@ -94,18 +94,11 @@ class ComposedCommunicator(ComparingCommunicator):
         self._forced = forced if self._world_size > 1 else {}
 
     def run(self, call: Call) -> None:
-        self._run(*self._move(call))
-
-    def plan(self, call: Call) -> partial[None]:
-        return partial(self._run, *self._move(call))
-
-    def _move(self, call: Call) -> tuple[Call, Callable[..., None], tuple[Any, ...]]:
-        """The call, its move and the move's arguments, once it has been checked."""
         call.check(self._world_size)
         if self._forced:
             call = self._forcing(call)
         move, arguments = MOVES[call.operation]
-        return call, getattr(self, move), arguments(call)
+        self._run(call, getattr(self, move), arguments(call))
 
     # ---- point-to-point, through a channel ----
 

@@ -44,15 +44,11 @@ class _Announcing(_Plain):
         return False  # the general path announces the array
 
 
-def _planned(comm: Communicator, method: int, send: int, recv: int, nbytes: int, root: int) -> Callable[[], None]:
-    return comm.plan(Call(COLLECTIVES[method], send, recv, nbytes, DType.U8, None, root if root >= 0 else None))
-
-
 def plain_arrays(comm: Communicator) -> Shortcuts:
     """Shortcuts that check the arrays in native code. The communicator must be blocking."""
     shapes = getattr(comm, "checks", True)  # the ranks compare their calls, so the shapes matter
     collectives = (partial(_described, comm.run, each) if shapes else getattr(comm, each.name) for each in COLLECTIVES)
-    methods = (*collectives, comm.send_now, comm.recv_now, comm.call, partial(_planned, comm))
+    methods = (*collectives, comm.send_now, comm.recv_now, comm.call)
     args = comm.rank, comm.world_size, methods, shapes, list(DType), list(ReduceOp)
     announce = getattr(comm, "announce_array", None)
     if announce is None:

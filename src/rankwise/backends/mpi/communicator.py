@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwise._native import reduce_local
 from rankwise.backends import tuning
@@ -36,7 +36,6 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.contract.message import ANY, Taken
-from rankwise.contract.operations import ALL_GATHER, BROADCAST, SCATTER, Call
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.words import SharedWords
@@ -248,23 +247,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         finally:
             for kind in to_free + more:
                 kind.Free()
-
-    def plan(self, call: Call) -> partial[None]:
-        """The memory of these moves is described to MPI in advance. If calls are compared, the data may travel so."""
-        prepared = not self.checks and self._PREPARED.get(call.operation)
-        if not prepared:
-            return super().plan(call)
-        call, _, arguments = self._move(call)
-        return partial(self._run, call, getattr(self, prepared)(*arguments), ())
-
-    _PREPARED: ClassVar = {BROADCAST: "_caster", SCATTER: "_scatterer", ALL_GATHER: "_mover"}
-
-    def _caster(self, ptr: int, size: int, root: int) -> Callable[[], object]:
-        return partial(self._comm.Bcast, self._transport.bytes(ptr, size), root)
-
-    def _scatterer(self, send: int, recv: int, size: int, root: int) -> Callable[[], object]:
-        whole = self._transport.each(send, size) if self._rank == root else None
-        return partial(self._comm.Scatter, whole, self._transport.bytes(recv, size), root)
 
     def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
         return partial(self._comm.Allgather, self._transport.bytes(mine, size), self._transport.each(everybody, size))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,12 +107,6 @@ class EngineCommunicator(OpenCommunicator):
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
         return EngineCall(self._comm, function)
-
-    def plan(self, call: Call) -> partial[None]:
-        if call.shape is not None:
-            return partial(self.run, call)
-        plain = (int(value) if isinstance(value, int) else value for value in call.arguments)
-        return partial(getattr(self._comm, _engine_name(call.operation)), *plain)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         return self._comm.send(ptr, count, dtype, dest, tag, keep)
