@@ -81,7 +81,7 @@ def function_of(name: str) -> Callable[..., Any]:
     """A function that calls the operation `name` of the default group, with the same docstring and parameters."""
     method = getattr(Group, name)
     signature = inspect.signature(method)
-    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    _, *parameters = signature.parameters.values()  # without self
 
     @functools.wraps(method)
     def operation(*args: Any, **kwargs: Any) -> Any:

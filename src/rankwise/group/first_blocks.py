@@ -1,4 +1,7 @@
-"""The first step of a collective of objects: blocks of one size, which hold the objects that are short enough."""
+"""The first step of a collective of objects: blocks of one size, which hold the objects that are short enough.
+
+Each function returns what a block holds: the encoded object, or the length of the longest one if that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.numpy import address
-from rankwise.contract.communicator import Communicator, complete
-from rankwise.contract.operations import ALL_GATHER, BROADCAST, SCATTER, Call, Operation
+from rankwise.contract.communicator import Collectives
 from rankwise.contract.types import DType
 from rankwise.group.object_block import Parts, length_of
 
@@ -23,50 +25,39 @@ _ROOM = BLOCK - 16
 _LAYOUT = struct.Struct(f"=QQ{_ROOM}s")
 
 
-class FirstBlocks:
-    """The exchange of blocks in one group, in memory that is kept for all of its calls.
-
-    The methods are called within a call of the communicator, so by one thread at a time. They return what a block
-    holds: the encoded object, or the length of the longest one if that does not fit.
-    """
-
-    def __init__(self, comm: Communicator) -> None:
-        self._collectives = complete(comm)
-        self._block: Any = np.zeros(BLOCK, np.uint8)
-        self._blocks: Any = np.zeros(BLOCK * comm.world_size, np.uint8)
-
-    def broadcast(self, parts: Parts | None, src: int) -> bytes | int:
-        """parts: the object, on src; None elsewhere."""
-        if parts is not None:
-            _write(self._block, 0, parts, length_of(parts))
-        self._run(BROADCAST, self._block, self._block, src)
-        return _content(*_LAYOUT.unpack(self._block))
-
-    def all_gather(self, parts: Parts) -> list[bytes | int]:
-        """Returns what each rank's block holds."""
-        _write(self._block, 0, parts, length_of(parts))
-        self._run(ALL_GATHER, self._block, self._blocks)
-        return list(starmap(_content, _LAYOUT.iter_unpack(self._blocks)))
-
-    def scatter(self, objects: Sequence[Parts], src: int) -> bytes | int:
-        """objects: one for each rank, on src; none elsewhere."""
-        if objects:
-            longest = max(map(length_of, objects))
-            for rank, parts in enumerate(objects):
-                _write(self._blocks, rank * BLOCK, parts, longest)
-        self._run(SCATTER, self._blocks, self._block, src)
-        return _content(*_LAYOUT.unpack(self._block))
-
-    def _run(self, operation: Operation, send: Any, recv: Any, src: int | None = None) -> None:
-        self._collectives.run(Call(operation, address(send), address(recv), BLOCK, DType.U8, None, src))
+def broadcast(comm: Collectives, parts: Parts | None, src: int) -> bytes | int:
+    """parts: the object, on src; None elsewhere."""
+    block = np.empty(BLOCK, np.uint8) if parts is None else _blocks([parts])
+    comm.broadcast(address(block), BLOCK, DType.U8, src)
+    return _contents(block)[0]
 
 
-def _write(memory: Any, at: int, parts: Parts, longest: int) -> None:
-    """Fill the block at `at`."""
-    content = b"".join(parts) if longest <= _ROOM else b""
-    _LAYOUT.pack_into(memory, at, len(content) or length_of(parts), longest, content)
+def all_gather(comm: Collectives, parts: Parts, world_size: int) -> list[bytes | int]:
+    """What each rank's block holds."""
+    mine, everybody = _blocks([parts]), np.empty(BLOCK * world_size, np.uint8)
+    comm.all_gather(address(mine), address(everybody), BLOCK, DType.U8)
+    return _contents(everybody)
+
+
+def scatter(comm: Collectives, objects: Sequence[Parts], src: int) -> bytes | int:
+    """objects: one for each rank, on src; none elsewhere."""
+    blocks, mine = _blocks(objects), np.empty(BLOCK, np.uint8)
+    comm.scatter(address(blocks), address(mine), BLOCK, DType.U8, src)
+    return _contents(mine)[0]
+
+
+def _blocks(objects: Sequence[Parts]) -> np.ndarray[Any, Any]:
+    blocks = np.empty(BLOCK * len(objects), np.uint8)
+    longest = max(map(length_of, objects), default=0)
+    for number, parts in enumerate(objects):
+        content = b"".join(parts) if longest <= _ROOM else b""
+        _LAYOUT.pack_into(blocks, number * BLOCK, length_of(parts), longest, content)
+    return blocks
+
+
+def _contents(blocks: Any) -> list[bytes | int]:
+    return list(starmap(_content, _LAYOUT.iter_unpack(blocks)))
 
 
 def _content(length: int, longest: int, content: bytes) -> bytes | int:
-    """What a block holds."""
     return content[:length] if longest <= _ROOM else longest

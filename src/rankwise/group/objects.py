@@ -11,10 +11,9 @@ import numpy as np
 from rankwise.arrays.numpy import address
 from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
+from rankwise.group import first_blocks
 from rankwise.group.base import GroupBase
-from rankwise.group.first_blocks import FirstBlocks
 from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
-from rankwise.system.once import once
 
 
 class ObjectCollectives(GroupBase):
@@ -34,10 +33,6 @@ class ObjectCollectives(GroupBase):
     With async_op=True an object is encoded once to check it, and again when the operation runs, so that
     it contains the data that earlier work on streams has stored in it.
     """
-
-    @once
-    def _first_blocks(self) -> FirstBlocks:
-        return FirstBlocks(self.comm)
 
     def broadcast_object(
         self, obj: Any = None, src: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False
@@ -67,7 +62,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj) if src == self.rank else None
-            found = self._broadcast_rest(src, codec, self._first_blocks.broadcast(mine, src), mine)
+            found = self._broadcast_rest(src, codec, first_blocks.broadcast(self._collectives, mine, src), mine)
             return obj if src == self.rank else found
 
         if async_op and src == self.rank:
@@ -120,7 +115,8 @@ class ObjectCollectives(GroupBase):
             mine = codec.encode(obj)
             if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
                 return self._gather_rest(dst, codec, gather(mine, dst) or [], mine)
-            return self._gather_rest(dst, codec, self._first_blocks.all_gather(mine), mine)
+            found = first_blocks.all_gather(self._collectives, mine, self.world_size)
+            return self._gather_rest(dst, codec, found, mine)
 
         if async_op:
             codec.encode(obj)
@@ -178,7 +174,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             blocks = [codec.encode(obj) for obj in given]
-            return self._scatter_rest(src, codec, self._first_blocks.scatter(blocks, src), blocks)
+            return self._scatter_rest(src, codec, first_blocks.scatter(self._collectives, blocks, src), blocks)
 
         if async_op:
             for obj in given:
