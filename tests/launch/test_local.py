@@ -46,7 +46,8 @@ raise RuntimeError(f"the library failed: {text}")
 
 
 @pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
-def test_a_timeout_names_the_rank_that_did_not_come(tmp_path: Path, deed: str) -> None:
+def test_a_timeout_names_the_rank_that_did_not_come(tmp_path: Path, deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_GRACE", "0.1")  # rank 1 would only sleep on
     headline = "rank 1 did not reach all_reduce #1 within the timeout of 0.5 s"
     assert last_line(tmp_path, LATE, deed) == f"rankwise: {headline}; all 2 ranks were ended"
 

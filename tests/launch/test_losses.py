@@ -52,9 +52,9 @@ def process(number: int, replaced: RankProcess | None = None) -> RankProcess:
     return rank
 
 
-def run(tmp_path: Path, *options: str, deeds: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *options: str, deeds: str, grace: float = 1.0) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [*RUN, *options, str(tmp_path / "program.py"), deeds, str(tmp_path)]
+    command = ["env", f"RANKWISE_GRACE={grace}", *RUN, *options, str(tmp_path / "program.py"), deeds, str(tmp_path)]
     with (tmp_path / "stderr").open("w") as stderr:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=150)
     done.stderr = (tmp_path / "stderr").read_text()
@@ -133,7 +133,7 @@ def test_replacements_take_the_lost_ranks_places(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
-    done = run(tmp_path, "-n", "2", "--restarts", "2", deeds="{0: lambda: time.sleep(60), 1: fail}")
+    done = run(tmp_path, "-n", "2", "--restarts", "2", deeds="{0: lambda: time.sleep(60), 1: fail}", grace=0.1)
     assert done.returncode == 1
     assert notes(done)[-1] == "rankwise: rank 1 exited with status 1, after 2 restarts; the other 1 rank was ended"
     errors = [line for line in done.stderr.splitlines() if line.startswith("ValueError")]
@@ -148,7 +148,7 @@ def test_the_others_are_left_to_go_on(tmp_path: Path) -> None:
 
 def test_fewer_ranks_than_needed_end_the_job(tmp_path: Path) -> None:
     deeds = "{0: lambda: time.sleep(60), 1: fail, 2: lambda: (wait_for('go on'), kill())}"
-    done = run(tmp_path, "-n", "3", "--min-ranks", "2", deeds=deeds)
+    done = run(tmp_path, "-n", "3", "--min-ranks", "2", deeds=deeds, grace=0.1)
     assert done.returncode == 128 + signal.SIGKILL
     assert notes(done) == [
         "rankwise: rank 1 exited with status 1; 2 ranks go on",

@@ -41,6 +41,7 @@ def test_switches_that_are_not_set() -> None:
     [
         ("RANKWISE_RANK", "x", "an integer"),
         ("RANKWISE_TIMEOUT", "0", "a number of seconds above 0 and at most 10**9"),
+        ("RANKWISE_GRACE", "-1", "a number of seconds above 0 and at most 10**9"),
         ("RANKWISE_ALGORITHM", "all_reduce", "operation=algorithm, separated by commas"),
     ],
 )

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from patient_run import PATIENT_RUN
 from rankwise.observe.trace_file import Loss, RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
@@ -66,7 +65,8 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
     """The program on 3 ranks; words before -- are options of the launcher, those behind the program's."""
     at = words.index("--") if "--" in words else len(words)
     (folder / "program.py").write_text(PROGRAM)
-    return execute([*PATIENT_RUN, "-n", "3", *words[:at], "program.py", *words[at + 1 :]], folder, **environment)
+    command = [*RANKWISE, "run", "-n", "3", *words[:at], "program.py", *words[at + 1 :]]
+    return execute(command, folder, RANKWISE_GRACE="40", **environment)
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])

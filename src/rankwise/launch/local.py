@@ -30,13 +30,12 @@ from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess,
 from rankwise.launch.terminal import Terminal
 from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
-from rankwise.system.settings import FAILURES_MEMFD, OF_SOME_JOBS, SPANS_MEMFD, STATE_MEMFD
+from rankwise.system.settings import FAILURES_MEMFD, OF_SOME_JOBS, SPANS_MEMFD, STATE_MEMFD, Settings
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from rankwise.launch.nodes import Nodes
 
-GRACE = 1.0  # seconds in which ranks may exit on their own, and again between SIGTERM and SIGKILL
 LAST_LINES = 5.0  # seconds that left-out ranks may still run after all others have ended
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
@@ -62,7 +61,8 @@ class LocalJob:
     runs its command. Otherwise a rank is registered a moment later, and the command itself must end if this
     process is killed in that moment.
 
-    Raises ValueError for n below 1 or above MOST_RANKS, or a timeout that is 0, negative or endless; MemoryError when
+    Raises ValueError for n below 1 or above MOST_RANKS, or a timeout that is 0, negative or endless, or an invalid
+    variable of the environment; MemoryError when
     there is no room for the shared memory; OSError when a process cannot be started, or this one may not open the files
     that so many ranks take.
     """
@@ -102,6 +102,7 @@ class LocalJob:
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
+        self._grace = Settings.read().grace
         self._places = places
         self._keep_spans = spans or (nodes is not None and nodes.spans)
         self.nodes = nodes
@@ -201,8 +202,8 @@ class LocalJob:
             self.step(None)
         if leftovers(self._started):
             now = time.monotonic()
-            self._plan = [(now, signal.SIGTERM), (now + GRACE, signal.SIGKILL)]
-            while leftovers(self._started) and time.monotonic() < now + 2 * GRACE:
+            self._plan = [(now, signal.SIGTERM), (now + self._grace, signal.SIGKILL)]
+            while leftovers(self._started) and time.monotonic() < now + 2 * self._grace:
                 self.step(0.01)
         self._over = True
         for fd in list(self._pipes):
@@ -480,7 +481,7 @@ class LocalJob:
         for rank in self.ranks:
             rank.left_out = rank.returncode is None
         now = time.monotonic()
-        self._plan = [(now, signal.SIGTERM), (now, signal.SIGCONT), (now + GRACE, signal.SIGKILL)]
+        self._plan = [(now, signal.SIGTERM), (now, signal.SIGCONT), (now + self._grace, signal.SIGKILL)]
 
     def _follow(self, nodes: Nodes) -> None:
         """If this node ends its ranks, let the other nodes do so; if another node ends its ranks, end these too."""
@@ -517,7 +518,7 @@ class LocalJob:
 
     def _end_after_grace(self) -> None:
         now = time.monotonic()
-        self._plan = [(now + GRACE, signal.SIGTERM), (now + 2 * GRACE, signal.SIGKILL)]
+        self._plan = [(now + self._grace, signal.SIGTERM), (now + 2 * self._grace, signal.SIGKILL)]
 
     def _signal_all(self, signum: int) -> None:
         for rank in () if self._over else self._started:  # once they are over, their pids may be other processes'
@@ -559,7 +560,7 @@ class LocalJob:
         try:
             if not self._over:
                 self._signal_all(signal.SIGTERM)
-                deadline = time.monotonic() + GRACE
+                deadline = time.monotonic() + self._grace
                 while leftovers(self._started) and time.monotonic() < deadline:
                     time.sleep(0.01)
         finally:
