@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import rankwise as rw
+
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -76,28 +78,30 @@ with group.dup() as part:
 
 
 def test_bad_arguments() -> None:
-    for call, text in (
-        ("init('nope')", "ValueError: backend='nope': expected one of "),
-        ("init(timeout=0)", "ValueError: timeout=0: expected a number of seconds above 0"),
-        ("init(timeout=float('inf'))", "ValueError: timeout=inf: expected a number of seconds above 0 and at most"),
-        ("init(timeout='x')", "TypeError: timeout='x': expected a number of seconds, got str"),
-        (
-            "barrier()",
-            "ClosedError: there is no default group yet: call `group = rw.init()` before the first operation",
-        ),
+    with pytest.raises(ValueError, match=r"^backend='nope': expected one of .*shm.*solo.*threads"):
+        rw.init("nope")
+    for timeout, error, text in (
+        (0, ValueError, "timeout=0: expected a number of seconds above 0"),
+        (float("inf"), ValueError, "timeout=inf: expected a number of seconds above 0 and at most"),
+        ("x", TypeError, "timeout='x': expected a number of seconds, got str"),
     ):
-        done = python(f"import rankwise as rw; rw.{call}")
-        assert done.returncode == 1
-        assert text in done.stderr.splitlines()[-1]
-    listed = python("import rankwise as rw; rw.init('nope')").stderr
-    assert all(name in listed for name in ("shm", "solo", "threads"))
+        with pytest.raises(error, match=f"^{text}"):
+            rw.init(timeout=timeout)  # type: ignore[arg-type]
+    with pytest.raises(rw.ClosedError, match=r"^there is no default group yet: call `group = rw.init\(\)` before the "):
+        rw.barrier()
 
 
-def test_bad_environment() -> None:
+def test_an_error_of_init_ends_the_program() -> None:
+    done = python("import rankwise as rw; rw.init('nope')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("ValueError: backend='nope': expected one of ")
+
+
+def test_bad_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")  # without it, the error for several hosts is that there is no gloo
     for variables, text in (
-        ({"RANKWISE_BACKEND": "nope"}, "ValueError: environment variable RANKWISE_BACKEND='nope': expected one of"),
-        ({"RANKWISE_CHECK": "2"}, "ValueError: environment variable RANKWISE_CHECK='2': expected 1 or 0"),
+        ({"RANKWISE_BACKEND": "nope"}, "^environment variable RANKWISE_BACKEND='nope': expected one of"),
+        ({"RANKWISE_CHECK": "2"}, "^environment variable RANKWISE_CHECK='2': expected 1 or 0"),
         ({"RANKWISE_TIMEOUT": "soon"}, "RANKWISE_TIMEOUT='soon': expected a number of seconds above 0"),
         ({"RANKWISE_TIMEOUT": "inf"}, "RANKWISE_TIMEOUT='inf': expected a number of seconds above 0 and at most"),
         ({"RANKWISE_RANK": "1"}, "RANKWISE_RANK and RANKWISE_WORLD_SIZE: expected both or neither"),
@@ -110,11 +114,13 @@ def test_bad_environment() -> None:
             "WORLD_SIZE=2 announces several ranks, but without MASTER_ADDR and MASTER_PORT",
         ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "solo"}, "backend='solo' is for one rank, and this"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "threads"}, "rankwise.spawn(fn, n, threads=True)"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "RANKWISE_BACKEND": "threads"}, r"rankwise.spawn\(fn, n, threads=True\)"),
     ):
-        done = python("import rankwise as rw; rw.init()", **variables)
-        assert done.returncode == 1
-        assert text in done.stderr.splitlines()[-1]
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            with pytest.raises((ValueError, rw.RankwiseError), match=text):
+                rw.init()
 
 
 def test_exit_closes_open_groups() -> None:

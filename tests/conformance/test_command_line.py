@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from rankwise.testing.conformance import main
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rankwise.testing.conformance", *arguments]
@@ -35,7 +37,8 @@ def test_the_table(backend: str) -> None:
         (["--operation", "allreduce"], "allreduce"),
     ],
 )
-def test_bad_arguments(arguments: list[str], words: str) -> None:
-    ran = run(*arguments)
-    assert ran.returncode == 2
-    assert words in ran.stderr.splitlines()[-1]
+def test_bad_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]

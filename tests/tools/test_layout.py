@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from in_process import rankwise
 from rankwise.tools.bench.report import Machine
 from rankwise.tools.cli import COMMANDS
 from rankwise.tools.layout import columns, fill, one_line, width
@@ -29,10 +30,8 @@ PROGRAM = "import sys, rankwise as rw; g = rw.init(); g.barrier(); g.rank or sys
 LONG = [f"--an-option-of-the-program={number}" for number in range(40)]
 
 
-def in_pipe(*words: str, columns: str | None = None) -> str:
+def in_pipe(*words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    if columns is not None:
-        environment["COLUMNS"] = columns
     return subprocess.run(
         [*RANKWISE, *words], env=environment, capture_output=True, text=True, timeout=150, check=True
     ).stdout
@@ -65,8 +64,14 @@ def words_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", HELP, ids=lambda words: " ".join(words) or "rankwise")
-def test_help_fits_and_divides_no_word(words: list[str]) -> None:
-    narrow, wide = in_pipe(*words, "--help"), in_pipe(*words, "--help", columns="300")
+def test_help_fits_and_divides_no_word(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    narrow = rankwise(capfd, *words, "--help").stdout
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = rankwise(capfd, *words, "--help").stdout
+    assert narrow
     assert_fits(narrow)
     assert_fits(wide, 100)
     assert words_of(narrow) == words_of(wide)
@@ -163,8 +168,8 @@ def test_the_line_about_the_machine_fits() -> None:
         (["tclsh", "--comands"], "unknown words '--comands': did you mean --commands?"),
     ],
 )
-def test_did_you_mean(words: list[str], suggestion: str) -> None:
-    done = subprocess.run([*RANKWISE, *words], capture_output=True, text=True, timeout=150)
+def test_did_you_mean(words: list[str], suggestion: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = rankwise(capfd, *words)
     assert done.returncode == 2
     assert suggestion in done.stderr
 

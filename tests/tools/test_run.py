@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from in_process import rankwise
 from rankwise._native import usable_cores
 
 
@@ -75,13 +76,13 @@ def test_rank_0_has_standard_input_and_the_others_have_none() -> None:
     assert done.stdout == "[0] one\n[0] two\n"
 
 
-def test_another_rank_may_have_standard_input() -> None:
+def test_another_rank_may_have_standard_input(capfd: pytest.CaptureFixture[str]) -> None:
     done = run("-n", "3", "--tag-output", "--stdin", "2", "cat", stdin=b"one\n")
     assert done.stdout == "[2] one\n"
     done = run("-n", "2", "--stdin", "none", "cat", stdin=b"one\n")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "--stdin 2: expected a rank, 0 to 1, or none" in run("-n", "2", "--stdin", "2", "cat").stderr
-    assert "--stdin: expected a rank, or none, got 'x'" in run("-n", "2", "--stdin", "x", "cat").stderr
+    for rank, why in (("2", "--stdin 2: expected a rank, 0 to 1, or none"), ("x", "a rank, or none, got 'x'")):
+        assert why in rankwise(capfd, "run", "-n", "2", "--stdin", rank, "cat").stderr
 
 
 def test_each_rank_has_a_file_of_its_output(tmp_path: Path) -> None:
@@ -132,19 +133,32 @@ def test_the_timeout_reaches_the_operations() -> None:
         (["-n", "2", "-m", "nowhere.found"], 127, "module not found: nowhere.found"),
         (["-n", "2", "here.txt"], 2, "cannot run here.txt: expected a file ending in .py or .tcl"),
         (["-n", "2", "./here.txt"], 2, "cannot run ./here.txt"),
-        (["-n", "2", "./noexec"], 2, "./noexec"),
         (["-n", "2", "there"], 127, "./there is the file here"),
         (["-n", "100000", "true"], 2, "100000"),
     ],
 )
-def test_bad_words_are_an_error_of_one_line(tmp_path: Path, words: list[str], code: int, told: str) -> None:
-    (tmp_path / "here.txt").write_text("text")
-    for name in ("noexec", "there"):
-        (tmp_path / name).write_bytes(b"\x00\x01 no program")
-        (tmp_path / name).chmod(0o755)
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == code, done
-    assert done.stdout == ""
+def test_bad_words_are_an_error_of_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here.txt").write_text("text")
+    Path("there").touch(0o755)
+    assert_refused(rankwise(capfd, "run", *words), code, told)
+
+
+def test_a_file_that_is_no_program_is_one_too(tmp_path: Path) -> None:
+    (tmp_path / "noexec").write_bytes(b"\x00\x01 no program")
+    (tmp_path / "noexec").chmod(0o755)
+    assert_refused(run("-n", "2", "./noexec", cwd=tmp_path), 2, "./noexec")
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, told: str) -> None:
+    assert (done.returncode, done.stdout) == (code, ""), done
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("rankwise run: error: ")
     assert told in done.stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from in_process import rankwise
 from rankwise.observe import jobs
 from rankwise.system.topology import parse_cpus
 
@@ -159,9 +160,9 @@ def test_errors_are_one_line(words: list[str], why: str) -> None:
     assert re.fullmatch(f"rankwise status: error: .*{re.escape(why)}.*\n", done.stderr)
 
 
-def test_wrong_words() -> None:
+def test_wrong_words(capfd: pytest.CaptureFixture[str]) -> None:
     for words in (["--json", "--watch"], ["me"], ["1", "2"]):
-        done = status(*words)
+        done = rankwise(capfd, "status", *words)
         assert done.returncode == 2
         assert done.stderr.startswith("rankwise status: error: ")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import in_process
 from rankwise.observe.trace_file import Loss, RankTrace, Span, Trace, TracedOperation
 from rankwise.tools.stragglers import group_operations, stragglers, summaries
 from rankwise.tools.timeline import timeline
@@ -208,13 +209,16 @@ def test_an_unwritable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "rankwise trace 0"}', '{"format": "rankwise trace 1"}'])
-def test_files_that_are_not_traces(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t.json").write_text(text)
-    done = rankwise("trace", "t.json", folder=tmp_path)
+def test_files_that_are_not_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.json").write_text(text)
+    done = in_process.rankwise(capfd, "trace", "t.json")
     assert done.returncode == 1
     assert done.stdout == ""
     assert re.fullmatch(r"rankwise trace: error: t.json (is|has) .*expected .*\n", done.stderr)
-    done = rankwise("trace", "absent.json", folder=tmp_path)
+    done = in_process.rankwise(capfd, "trace", "absent.json")
     assert done.returncode == 1
     assert "No such file" in done.stderr
 
