@@ -1,9 +1,9 @@
 """Runs the snippets of Markdown documents.
 
 A `python` block whose first line is a comment with a file name becomes that file, for the commands
-to use. The others run alone and on three ranks; one that starts ranks itself (rw.spawn), or opens the
-backend solo, runs alone. A `bash` block runs. A `text` block after either is what it prints, in any order of the
-ranks. Commands that build or test the project itself run too where that is possible: see OF_THE_PROJECT.
+to use. The others run on three ranks; one that starts ranks itself (rw.spawn), or opens the backend solo, runs alone. A
+`bash` block runs. A `text` block after either is what it prints, in any order of the ranks. Commands that build or test
+the project itself run too where that is possible: see OF_THE_PROJECT.
 
 Blocks in other languages do not run: `console` is for what needs two hosts, a GPU or an administrator, or prints
 something else each time.
@@ -108,18 +108,18 @@ def write_files(shown: Iterable[Snippet], folder: Path) -> None:
 
 
 def check_python(snippet: Snippet, folder: Path) -> None:
-    """Run a Python snippet alone and on three ranks."""
+    """Run a Python snippet on three ranks, or alone where that is the case, and compare what it prints."""
     (folder / "snippet.py").write_text(snippet.text)
-    alone = run("python snippet.py", folder)
-    if snippet.printed is not None:
-        assert alone == snippet.printed
-    if "rw.spawn(" not in snippet.text and 'rw.init("solo")' not in snippet.text:
-        printed = run("rankwise run -n 3 snippet.py", folder)
-        assert bool(printed.strip()) == bool(alone.strip())
+    alone = "rw.spawn(" in snippet.text or 'rw.init("solo")' in snippet.text
+    compare(snippet, run("python snippet.py" if alone else "rankwise run -n 3 snippet.py", folder))
 
 
 def check_commands(snippet: Snippet, folder: Path) -> None:
-    """Run commands together, and compare what they print, whose lines may come in any order of the ranks."""
-    printed = run(snippet.text, folder)
+    """Run commands together, and compare what they print."""
+    compare(snippet, run(snippet.text, folder))
+
+
+def compare(snippet: Snippet, printed: str) -> None:
+    """With the page's `text` block, if there is one; the lines may come in any order of the ranks."""
     if snippet.printed is not None:
         assert sorted(printed.splitlines()) == sorted(snippet.printed.splitlines())

@@ -50,20 +50,31 @@ def test_python_snippet(snippet: Snippet, folder: Path) -> None:
     check_python(snippet, folder)
 
 
+def test_what_three_ranks_print_is_compared_with_the_page(tmp_path: Path) -> None:
+    program = "import rankwise as rw\n\nprint('rank', rw.init().rank)\n"
+    check_python(Snippet("", 1, "python", program, "rank 2\nrank 0\nrank 1\n"), tmp_path)
+    with pytest.raises(AssertionError):
+        check_python(Snippet("", 1, "python", program, "rank 0\nrank 1\nrank 3\n"), tmp_path)
+
+
 @pytest.mark.parametrize("snippet", [s for s in PYTHON if file_name(s)], ids=name)
 def test_python_file_is_used_by_a_command(snippet: Snippet) -> None:
     commands = [s.text for s in SNIPPETS if s.document == snippet.document and s.language in ("bash", "console")]
     assert any(str(file_name(snippet)) in text for text in commands)
 
 
-def trains(snippet: Snippet) -> bool:
-    """Whether it starts ranks of a file that trains with torch, as tests/frontends/torch does in make test too."""
+def runs_elsewhere(snippet: Snippet) -> bool:
+    """Whether other tests of make test do the same.
+
+    It starts ranks of a file that trains with torch, as tests/frontends/torch does, several launchers, as
+    tests/launch/test_nodes.py does, or `rankwise doctor`, as tests/tools/test_doctor.py does.
+    """
     files = [str(file_name(s)) for s in PYTHON if s.document == snippet.document and "torch.distributed" in s.text]
-    return any(file in snippet.text for file in files)
+    return any(word in snippet.text for word in (*files, "--nnodes", "rankwise doctor"))
 
 
 @pytest.mark.parametrize(
-    "snippet", [pytest.param(s, id=name(s), marks=pytest.mark.slow if trains(s) else ()) for s in BASH]
+    "snippet", [pytest.param(s, id=name(s), marks=pytest.mark.slow if runs_elsewhere(s) else ()) for s in BASH]
 )
 def test_commands(snippet: Snippet, folder: Path) -> None:
     check_commands(snippet, folder)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import rankwise as rw
+from rankwise._native import SegmentView
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -244,18 +245,39 @@ def leave_pending(rank: Rank, group: rw.Group, state: str) -> None:
     elif state == "operation" and group.rank == 0:
         group.all_reduce(np.ones(3), async_op=True)
     elif state == "function":
-        group.all_reduce(np.ones(3), lambda a, b: time.sleep(30), async_op=True)
+        begun = threading.Event()
+
+        def function(a: Any, b: Any) -> None:
+            begun.set()
+            time.sleep(30)
+
+        group.all_reduce(np.ones(3), function, async_op=True)
+        wait_until(lambda: begun.is_set() or bool(group.failed()))
     elif state == "thread":
         blocked = rank.common.choice((lambda: group.recv((3,), peer), group.barrier))
         if group.rank == 0:
-            threading.Thread(target=quietly, args=(blocked,), daemon=True).start()
+            in_thread(group, blocked)
     elif state == "busy thread":
-        threading.Thread(target=quietly, args=(lambda: barrier(rank, group),), daemon=True).start()
+        in_thread(group, lambda: barrier(rank, group))
     elif state == "cycle":
         part = group.dup()
         part.me = part
-    time.sleep(rank.own.uniform(0, 0.02))
+    time.sleep(rank.own.uniform(0, 0.02))  # it ends at any moment of that state
     rank.report("leaves")
+
+
+def in_thread(group: rw.Group, call: Callable[[], object]) -> None:
+    """Start a thread, and wait until it is in a call of the group, or has lost a peer that has left."""
+    view = SegmentView(group.comm.shortcuts.segment.fd)
+    begun = view.state(group.rank).operations
+    thread = threading.Thread(target=quietly, args=(call,), daemon=True)
+    thread.start()
+    wait_until(lambda: view.state(group.rank).operations > begun or not thread.is_alive())
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    while not so():
+        time.sleep(0.001)
 
 
 def quietly(call: Callable[[], object]) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from in_process import rankwise
 from rankwise import _native
 from rankwise.system.tuning_file import cpu_name, load, path_of
+from rankwise.tools.tune.crossing import blocks, rules
 
 QUICK = ("--time", "0.001")
 
@@ -43,8 +45,12 @@ def test_it_writes_this_users_file_and_keeps_its_other_thresholds(
     assert found["shared_cores"] == other
     assert found["own_cores"]["ranks"] == 2
     assert found["own_cores"]["date"] == time.strftime("%Y-%m-%d")
-    assert found["own_cores"]["thresholds"].keys() <= {"flat_reduce", "single_copy_scatter"}
-    assert found["own_cores"]["thresholds"]["flat_reduce"] == 77
+    thresholds = found["own_cores"]["thresholds"]
+    assert thresholds.keys() == {"flat_reduce", "single_copy_scatter"}
+    assert thresholds["flat_reduce"] == 77
+    (rule,) = rules(["scatter"], 2)
+    default = _native.thresholds()["own_cores"]["single_copy_scatter"]
+    assert thresholds["single_copy_scatter"] in (*blocks(rule), default, "never")
     assert load(str(path), _native.thresholds()).cpu == cpu_name()
     for words in ("scatter, 2 ranks; us\n", "scatter, 2 ranks, fresh arrays; us\n", "thresholds, own_cores:\n"):
         assert words in done.stdout
@@ -93,25 +99,25 @@ def test_ctrl_c_ends_it_and_writes_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_arguments(words: tuple[str, ...], expected: str) -> None:
-    done = tune(*words)
+def test_bad_arguments(words: tuple[str, ...], expected: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = rankwise(capfd, "tune", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(f"rankwise tune: error: {expected}")
 
 
-def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
-    done = tune("-n", "2", "--output", str(file / "folder" / "t.json"))
+    done = rankwise(capfd, "tune", "-n", "2", "--output", str(file / "folder" / "t.json"))
     assert (done.returncode, done.stdout) == (1, "")
     words = f"{file}/folder/t.json cannot be written: expected {file} to be a folder that you can write to"
     assert done.stderr == f"rankwise tune: error: {words}\n"
 
 
-def test_a_file_of_another_cpu_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_another_cpu_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"cpu": "A"}')
-    done = tune("-n", "2", "--output", str(path))
+    done = rankwise(capfd, "tune", "-n", "2", "--output", str(path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"rankwise tune: error: {path} is for another CPU, A; name another file with --output\n"
     assert path.read_text() == '{"cpu": "A"}'

@@ -3,10 +3,11 @@
 assert_type fails where the type is another; `type: ignore` fails where there is no error to ignore.
 """
 
-from typing import Any, assert_type
+from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import assert_type
 
 import rankwise as rw
 
