@@ -425,3 +425,14 @@ def test_a_long_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text("x = 1\n" * LONGEST_FILE)
     (tmp_path / "long.cpp").write_text("// x\n" * (LONGEST_FILE + 1))
     assert [line.split(":")[0] for line in length_faults(tmp_path)] == [f"{tmp_path.name}/long.cpp"]
+
+
+def test_what_a_native_file_declares_by_another_name_is_used() -> None:
+    """As clang-tidy's misc-unused-using-decls and misc-unused-alias-decls say of files that it takes one by one."""
+    for folder in ("core", "capi"):
+        for file in (ROOT / "native" / folder).rglob("*.cpp"):
+            text = file.read_text(encoding="utf-8")
+            for names in re.findall(r"^\s*(?:using (?:\w+::)+(\w+);|namespace (\w+) = )", text, re.MULTILINE):
+                name = "".join(names)
+                uses = len(re.findall(rf"\b{name}\b", text)) - 1
+                assert uses, f"{file}: {name} is not used"
