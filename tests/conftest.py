@@ -19,8 +19,10 @@ import pytest_timeout
 import failure_report
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 
-# The files of these folders share the rank processes of run_ranks, which would otherwise import torch for each file.
-SHARE_RANKS = {Path(__file__).parent / folder for folder in ("backends", "frontends/torch", "group", "overlap")}
+# The files of these folders share the rank processes of run_ranks, which would otherwise import torch for each file. So
+# with `--dist loadfile` those with the same name here run in one worker of pytest-xdist, one after the other.
+SHARE_RANKS = {"backends": "engines", "frontends/torch": "engines", "overlap": "engines", "group": "groups"}
+TESTS = Path(__file__).parent
 GRACE = 3.0  # seconds for what is ending to be gone
 NO_GIL = 60.0  # seconds after the timeout; then faulthandler ends the run, in case some thread keeps the GIL
 
@@ -40,6 +42,20 @@ _timer = pytest.StashKey[threading.Timer]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)  # not captured yet; in a worker of pytest-xdist it leads to the terminal
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SHARE_RANKS.get(str((config.rootpath / file).parent.relative_to(TESTS)), file)
+
+    return Scheduler(config, log)
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool:
@@ -92,7 +108,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "rankwise.testing" in sys.modules:  # run_ranks keeps its rank processes for the next call
         ranks = sys.modules["rankwise.testing.ranks"]
-        if request.path.parent not in SHARE_RANKS:
+        if str(request.path.parent.relative_to(TESTS)) not in SHARE_RANKS:
             ranks.close_pools()
         processes |= {process.pid: "" for pool in ranks._pools.values() for process in pool._processes}
     end = time.monotonic() + GRACE

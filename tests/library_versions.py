@@ -94,7 +94,7 @@ def run(python: Path, tests: str, arguments: list[str]) -> Result:
             "-n",
             "2",
             "--dist",
-            "loadfile",
+            "loadscope",
             f"--junitxml={report}",
             *arguments,
         ]
