@@ -13,7 +13,8 @@ import pytest
 from leftovers import MPI_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHERS = ("openmpi", "mpich")
+# make test has MPICH only, which starts ranks in less time; make test-all has both.
+LAUNCHERS = (pytest.param("openmpi", marks=pytest.mark.slow), "mpich")
 ENVIRONMENT = {
     # Open MPI: as root, and with more ranks than cores.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

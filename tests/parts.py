@@ -48,12 +48,14 @@ BUILDS = {
 }
 """Options of CMake, by the build's folder in build/."""
 
-MPIS = ("build/mpi/openmpi/.made", "build/mpi/mpich/.made")
+MPICH = "build/mpi/mpich/.made"
+MPIS = ("build/mpi/openmpi/.made", MPICH)
 
 # Most tests wait for processes, so three files of tests run at once. After a hang the run ends with every stack.
 THREE_AT_ONCE = "-n 3 --dist loadfile --max-worker-restart 0"
 PYTEST = "{bin}/python -m pytest"
-CONFORMANCE = "tests/backends/test_gloo.py tests/backends/test_mpi.py"
+ENGINES = ("gloo", "gloo_in_threads", "mpi", "hierarchical", "many_hosts", "nccl")
+CONFORMANCE = " ".join(f"tests/backends/test_{engine}.py" for engine in ENGINES)
 POISONED = "PYTHONPATH=$PWD/build/poison/site"
 POISONED_TESTS = "tests/faults tests/group tests/elastic tests/backends/native tests/backends/test_threads.py"
 
@@ -81,7 +83,7 @@ PARTS = {
     "python": Part(
         "the Python tests; ARGS='-k NAME' picks some, ARGS='-n 0' runs one at a time",
         (f"{PYTEST} -m 'not slow' {THREE_AT_ONCE} --durations=20 {{args}}",),
-        (".test", *MPIS),
+        (".test", MPICH),
     ),
     # ---- the others of make test-all ----
     "races": Part(

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engines import conforms
 from rankwise.backends import tuning
 from rankwise.contract.errors import MismatchError
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
-from rankwise.testing.suite import Status, check_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from forced_algorithms import check_one
@@ -38,10 +38,8 @@ SOME_SIZES = [n if n in (3, 8) else pytest.param(n, marks=pytest.mark.slow) for 
 @pytest.mark.parametrize(("operation", "algorithm"), FORCED)
 @pytest.mark.parametrize("n", SOME_SIZES)
 def test_forced(n: int, operation: str, algorithm: str) -> None:
-    """Every dtype and op, root and size of the conformance suite."""
-    results = check_operation(operation, "pointer", n, opener(forced={operation: algorithm}))
-    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
-    assert not wrong, wrong[:10]
+    """Every root and size of the conformance suite."""
+    conforms(operation, "pointer", n, opener(forced={operation: algorithm}))
 
 
 @pytest.mark.slow  # test_forced runs the same algorithms
@@ -54,9 +52,7 @@ def test_forced(n: int, operation: str, algorithm: str) -> None:
     ],
 )
 def test_the_usual_choice_on_many_ranks(n: int, operation: str) -> None:
-    results = check_operation(operation, "pointer", n, opener())
-    wrong = [f"{r.case}: {r.detail}" for r in results if r.status not in (Status.PASS, Status.REFUSED)]
-    assert not wrong, wrong[:10]
+    conforms(operation, "pointer", n, opener())
 
 
 # ---- latencies ----

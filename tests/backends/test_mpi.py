@@ -5,7 +5,6 @@ A part of the conformance suite; all of it with RANKWISE_ENGINES=full, as `make 
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mpi_launchers
+from engines import FULL
 
-FULL = os.environ.get("RANKWISE_ENGINES") == "full"
 SOME = ("all_reduce", "reduce_scatter", "all_to_all_v", "gather_v", "send_recv")
 
 
@@ -30,10 +29,6 @@ def files_of_aborted_jobs() -> Iterator[None]:
 def mpi(request: pytest.FixtureRequest) -> Path:
     """Where the programs of one MPI's environment are."""
     return mpi_launchers.programs(request.param)
-
-
-# What is rankwise's own, and so the same on both; make test-all runs it on Open MPI, which takes longer, too.
-ON_MPICH = pytest.mark.parametrize("mpi", [pytest.param("openmpi", marks=pytest.mark.slow), "mpich"], indirect=True)
 
 
 def run(mpi: Path, n: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +59,6 @@ MPI.Finalize()
 
 @pytest.mark.timeout(620 if FULL else 240)
 @pytest.mark.parametrize(("n", "check"), [(2, ""), (4, ""), (2, "1")] if FULL else [(3, "")])
-@ON_MPICH
 def test_conformance(mpi: Path, n: int, check: str) -> None:
     chosen = [word for name in (() if FULL else SOME) for word in ("--operation", name)]
     program = ["-m", "rankwise.testing.conformance", "--backend", "mpi", "--timeout", "90"]
@@ -87,7 +81,6 @@ def test_counters_and_locks_between_hosts(mpi: Path) -> None:
         assert ran.stdout.count(f"rank {rank}: all is as it should be") == 1
 
 
-@ON_MPICH
 def test_blocks_larger_than_mpi_can_count(mpi: Path) -> None:
     """The way MPIs before version 4 move more than 2^31 bytes; here the limit is set to 100."""
     code = """
@@ -197,7 +190,6 @@ if MPI.COMM_WORLD.reduce(1) == 3:
     assert (ran.returncode, ran.stdout) == (0, "all 3\n"), ran.stderr
 
 
-@ON_MPICH
 def test_on_one_host_shared_memory_is_the_default(mpi: Path) -> None:
     code = "import rankwise as rw; g = rw.init(); assert g.all_reduce(1) == 3; g.rank or print(g.backend)"
     assert run(mpi, 3, "-c", code).stdout == "shm\n"
@@ -222,7 +214,6 @@ def test_a_rank_that_raises_ends_the_job(mpi: Path, tmp_path: Path) -> None:
     assert "the job is ended: ZeroDivisionError" in (tmp_path / "errors").read_text()
 
 
-@ON_MPICH
 def test_a_probe_finds_a_message_behind_others(mpi: Path) -> None:
     code = """
 if group.rank == 0:
@@ -275,7 +266,6 @@ else:
     assert ran.returncode == 0, ran.stderr
 
 
-@ON_MPICH
 def test_a_closed_group_is_freed(mpi: Path) -> None:
     code = """
 import gc, weakref
@@ -295,7 +285,6 @@ assert comm() is None and transport() is None
     assert ran.returncode == 0, ran.stderr
 
 
-@ON_MPICH
 def test_an_mpi_that_one_thread_at_a_time_may_call(mpi: Path) -> None:
     code = """
 from mpi4py import MPI
@@ -309,7 +298,6 @@ assert group.all_gather_object(group.rank) == [0, 1]
     assert ran.returncode == 0, ran.stderr
 
 
-@ON_MPICH
 def test_a_message_of_another_size_or_type(mpi: Path) -> None:
     code = """
 for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
@@ -330,7 +318,6 @@ for other in (np.zeros(4), np.zeros(6), np.zeros(5, np.int32)):
     assert "(count=5, dtype=float64, tag=0), the receive expects (count=5, dtype=int32)" in lines[2]
 
 
-@ON_MPICH
 def test_mismatches_are_found_on_request(mpi: Path) -> None:
     code = """
 x = np.ones(5 + group.rank)
@@ -348,7 +335,6 @@ except rw.MismatchError as error:
 
 
 @pytest.mark.slow
-@ON_MPICH
 def test_every_algorithm(mpi: Path) -> None:
     """Forced, on both sides of every threshold."""
     code = f"""
@@ -361,7 +347,6 @@ os.write(1, b"right\\n")
     assert (ran.returncode, ran.stdout) == (0, "right\n" * 3), ran.stderr
 
 
-@ON_MPICH
 def test_another_launcher_is_named(mpi: Path) -> None:
     command = [str(mpi / "python"), "-m", "rankwise", "run", "-n", "2", "--backend", "mpi", "--"]
     code = "import rankwise as rw; rw.init(timeout=5)"

@@ -109,14 +109,20 @@ def merged(by_rank: Sequence[Sequence[Result]]) -> list[Result]:
 
 
 def check_operation(
-    operation: str, level: str, n: int, backend: str | Opener, *, seed: int = 0, timeout: float = 60.0
+    operation: str,
+    level: str,
+    n: int,
+    backend: str | Opener,
+    *,
+    seed: int = 0,
+    timeout: float = 60.0,
+    every_pair: bool = True,
 ) -> list[Result]:
-    """Run the cases of one operation on `n` ranks. Raises RanksFailed if a case fails the group."""
-    return _operation(operation, level, n, seed, partial(run_ranks, n, backend=backend, timeout=timeout))
-
-
-def _operation(operation: str, level: str, n: int, seed: int, run: Run) -> list[Result]:
-    return merged(run(partial(run_cases, level=level, cases=select(operation, level, n, seed))))
+    """Run the cases of one operation, as `select` gives them, on `n` ranks. Raises RanksFailed if a case fails the
+    group.
+    """
+    cases = select(operation, level, n, seed, every_pair)
+    return merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=timeout))
 
 
 @dataclass
@@ -227,7 +233,8 @@ def _check(report: Report, run: Run, operations: Sequence[str], seed: int, progr
                 continue
             progress(f"{level} {name}")
             try:
-                results += _operation(name, level, report.n, seed, run)
+                cases = select(name, level, report.n, seed)
+                results += merged(run(partial(run_cases, level=level, cases=cases)))
             except RanksFailed as error:
                 report.broken[f"{level} {name}"] = str(error)
     for name, scenario in () if operations else SCENARIOS.items():
