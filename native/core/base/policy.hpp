@@ -41,8 +41,6 @@ inline constexpr size_t kCheckedMemory = 1 * MiB;
 // The longest sleep between two checks of the deadline, the failure record and interrupts.
 inline constexpr std::chrono::milliseconds kLongestSleep{100};
 inline constexpr std::chrono::hours kForever{24 * 365};  // as good as no deadline
-// On an oversubscribed host, one wait in so many balances the ranks over the cores.
-inline constexpr uint32_t kWaitsPerBalance = 16;
 // How long the progress thread leaves everything to a thread that has waited, before others may wake it again. Round
 // trips beside 10,000 pending receives: 9 us without it, where every fifth message woke a progress thread.
 inline constexpr std::chrono::microseconds kStandAside{500};

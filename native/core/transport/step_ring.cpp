@@ -62,38 +62,11 @@ void StepRing::move_to_own_core(int peer) {
     group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
-// If the host is oversubscribed, a waiting rank moves from a core with too many ranks to the core with the fewest. The
-// scheduler does not do that, because a rank that waits by yielding counts as busy: it may leave one rank alone on a
-// core and three on another.
-void StepRing::balance_cores() {
-    if (waits_++ % kWaitsPerBalance) return;
-    const int core = sched_getcpu();
-    std::atomic<int32_t>& mine = group_.peers[rank].core;
-    if (mine.load(std::memory_order_relaxed) != core + 1) mine.store(core + 1, std::memory_order_relaxed);
-    const auto ranks_on = [&](int there) {
-        int count = 0;
-        for (int p = 0; p < n; ++p) count += group_.peers[p].core.load(std::memory_order_relaxed) == there + 1;
-        return count;
-    };
-    const int here = ranks_on(core);
-    if (here < 2) return;
-    int fewest = here - 1, best = core;  // another core must have at least two ranks fewer, or the move gains nothing
-    const CpuSet allowed = CpuSet::allowed();
-    for (int other = 0; other < allowed.end(); ++other) {
-        if (!allowed.contains(other)) continue;
-        if (const int count = ranks_on(other); count < fewest) fewest = count, best = other;
-    }
-    if (best == core) return;
-    mine.store(best + 1, std::memory_order_relaxed);
-    move_to_cores(CpuSet::of(best), allowed);
-}
-
 void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     log_.options().before_waiting();
     Waiter waiter(timeout.load(), program_);
     CallLog::Wait timed(log_);
     if (policy_.first_polls) move_to_own_core(peer);
-    else if (!is_engine_thread) balance_cores();
     if (waiter.poll(policy_, [&] { return seq.load(std::memory_order_acquire) >= value; })) return;
 
     struct Announcement {  // whom this rank waits for, before it counts as a sleeper

@@ -145,7 +145,6 @@ private:
     }
     void commit_slot(uint64_t position);
     void move_to_own_core(int peer);
-    void balance_cores();
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void wake_sleepers();
 
@@ -158,7 +157,6 @@ private:
     const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them
     uint8_t* const staging_;
     WaitPolicy policy_ = WaitPolicy::when(true);
-    uint32_t waits_ = 0;     // that did not end within the first polls
     uint64_t next_ = 0;      // the step that the next post announces
     uint64_t seen_ = 0;      // every peer has posted at least this many steps
     uint64_t position_ = 0;  // of the next piece
