@@ -15,11 +15,4 @@ CpuSet CpuSet::allowed(int (*affinity)(pid_t, size_t, cpu_set_t*)) {
     return set;
 }
 
-CpuSet CpuSet::of(int cpu) {
-    CpuSet set;
-    set.sets_.resize(size_t(cpu) / CPU_SETSIZE + 1);
-    CPU_SET_S(size_t(cpu), set.bytes(), set.sets_.data());
-    return set;
-}
-
 }  // namespace rankwise

@@ -13,8 +13,6 @@ class CpuSet {
 public:
     // The CPUs that the calling thread may use; none if the system does not say. affinity: asks the system.
     static CpuSet allowed(int (*affinity)(pid_t, size_t, cpu_set_t*) = &sched_getaffinity);
-    // The set of this CPU alone.
-    static CpuSet of(int cpu);
     // Lets the calling thread run on these CPUs only. Returns false if the system refuses.
     bool apply() const { return sched_setaffinity(0, bytes(), sets_.data()) == 0; }
 
