@@ -17,10 +17,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+import sklearn.datasets
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 import rankwise as rw
+
+matplotlib.use("Agg")  # pictures to files, no screen needed
+from matplotlib import pyplot
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,17 +46,15 @@ class Network:
         self.shapes = [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
         self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape in self.shapes))
         self.w1, self.b1, self.w2, self.b2 = self.layers(self.flat)
+        random = np.random.default_rng(0)
+        for weights in (self.w1, self.w2):
+            weights[:] = random.normal(0.0, 1.0 / np.sqrt(len(weights)), weights.shape)
 
     def layers(self, flat: Floats) -> list[Floats]:
         """The layers of a flat vector of parameters, or of their gradients, as views of it."""
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-    def randomise(self, rng: np.random.Generator) -> None:
-        """Initial values: the weights of a layer with n inputs have a standard deviation of 1/sqrt(n)."""
-        for weights in (self.w1, self.w2):
-            weights[:] = rng.normal(0.0, 1.0 / np.sqrt(len(weights)), weights.shape)
 
     def scores(self, images: Floats) -> tuple[Floats, Floats]:
         """The hidden layer, (n, hidden), and a score per digit, (n, 10), of n images."""
@@ -80,102 +84,55 @@ class Network:
         return likeliest
 
 
+def load_digits() -> tuple[Floats, Integers, Floats, Integers]:
+    """Images (n, 64) with pixels in 0..1 and labels (n,): four fifths to train on, the rest to test."""
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = images[order] / 16.0, labels[order].astype(np.int64)
+    first_test = len(images) * 4 // 5
+    return images[:first_test], labels[:first_test], images[first_test:], labels[first_test:]
+
+
 def my_part(rows: NDArray[Any], group: rw.Group) -> NDArray[Any]:
     """This rank's share of the rows: as even as possible, and possibly none."""
     mine: NDArray[Any] = np.array_split(rows, group.world_size)[group.rank]
     return mine
 
 
-def load_digits(seed: int) -> tuple[Floats, Integers, Floats, Integers]:
-    """Images (n, 64) with pixels in 0..1 and labels (n,): four fifths to train on, the rest to test."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(images))
-    images, labels = images[order] / 16.0, labels[order].astype(np.int64)
-    first_test = len(images) * 4 // 5
-    return images[:first_test], labels[:first_test], images[first_test:], labels[first_test:]
-
-
-class Training:
-    """What changes while a network is trained, and the steps that change it.
-
-    network, velocity: the parameters and their momentum. losses: the loss at each step. All are the same
-    on every rank after each step.
-    """
-
-    def __init__(self, images: Floats, labels: Integers, args: argparse.Namespace) -> None:
-        self.images, self.labels, self.args = images, labels, args
-        self.network = Network(args.hidden)
-        self.network.randomise(np.random.default_rng(args.seed))
-        self.velocity = np.zeros_like(self.network.flat)
-        self.steps_per_epoch = -(-len(images) // args.batch)
-        self.losses: Floats = np.zeros(args.epochs * self.steps_per_epoch)
-        self._sums = np.zeros(self.network.flat.size + 1)  # the gradient, and in the last place the loss
-
-    def step(self, number: int, group: rw.Group) -> float:
-        """Take step `number`, counted from 0, on the ranks of `group`; returns its loss."""
-        batch = self.batch(number)
-        mine = my_part(batch, group)
-        sums = self._sums
-        sums[-1] = self.network.loss_and_gradient(self.images[mine], self.labels[mine], sums[:-1])
-        group.all_reduce(sums)
-        sums /= len(batch)
-        self.velocity *= MOMENTUM
-        self.velocity -= self.args.lr * sums[:-1]
-        self.network.flat += self.velocity
-        self.losses[number] = sums[-1]
-        return float(sums[-1])
-
-    def batch(self, number: int) -> Integers:
-        """The images of a step; seeded, so that every rank draws the same batches."""
-        epoch, place = divmod(number, self.steps_per_epoch)
-        order = np.random.default_rng([self.args.seed + 1, epoch]).permutation(len(self.images))
-        return order[place * self.args.batch : (place + 1) * self.args.batch]
-
-
 def train(
     images: Floats, labels: Integers, args: argparse.Namespace, group: rw.Group, *, quiet: bool = False
 ) -> tuple[Network, Floats]:
     """Train on the ranks of `group`; the network and the loss at each step, the same on every rank."""
-    from tqdm import tqdm
-
-    training = Training(images, labels, args)
-    group.broadcast(training.network.flat)
+    network = Network(args.hidden)
+    group.broadcast(network.flat)
+    velocity = np.zeros_like(network.flat)
+    sums = np.zeros(network.flat.size + 1)  # the gradient, and in the last place the loss
+    losses = []
     epochs = tqdm(range(args.epochs), desc="training", unit="epoch", disable=quiet or group.rank != 0)
     for epoch in epochs:
-        for number in range(epoch * training.steps_per_epoch, (epoch + 1) * training.steps_per_epoch):
-            loss = training.step(number, group)
-        epochs.set_postfix(loss=f"{loss:.4f}", refresh=False)
-    return training.network, training.losses
-
-
-def check_against_one_rank(
-    losses: Floats, predicted: Integers, reference_losses: Floats, reference_predicted: Integers
-) -> str:
-    """Raise AssertionError unless both runs did the same except for rounding; return the result in words."""
-    np.testing.assert_allclose(losses, reference_losses, rtol=1e-6, atol=1e-12)
-    np.testing.assert_array_equal(predicted, reference_predicted)
-    difference = np.abs(losses - reference_losses).max()
-    return f"matches the one-rank run: largest loss difference {difference:.1e}, the same predictions"
+        order = np.random.default_rng([1, epoch]).permutation(len(images))  # seeded: the same on every rank
+        for start in range(0, len(order), args.batch):
+            batch = order[start : start + args.batch]
+            mine = my_part(batch, group)
+            sums[-1] = network.loss_and_gradient(images[mine], labels[mine], sums[:-1])
+            group.all_reduce(sums)
+            sums /= len(batch)
+            velocity = MOMENTUM * velocity - args.lr * sums[:-1]
+            network.flat += velocity
+            losses.append(float(sums[-1]))
+        epochs.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
+    return network, np.array(losses)
 
 
 def draw(losses: Floats, confusion: Integers, folder: Path) -> tuple[Path, Path]:
     """Save the loss curve and the confusion matrix as PNG files; return their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # pictures to files, no screen needed
-    from matplotlib import pyplot
-
     folder.mkdir(parents=True, exist_ok=True)
     loss_png, confusion_png = folder / "loss.png", folder / "confusion.png"
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     axes.semilogy(np.arange(1, len(losses) + 1), losses, linewidth=1)
     axes.set(title="Training loss", xlabel="step", ylabel="mean cross-entropy of the global batch")
-    axes.grid(alpha=0.3)
     figure.savefig(loss_png, dpi=120)
-    pyplot.close(figure)
 
     figure, axes = pyplot.subplots(figsize=(6, 5.5), layout="constrained")
     axes.imshow(confusion, cmap="Blues")
@@ -186,39 +143,23 @@ def draw(losses: Floats, confusion: Integers, folder: Path) -> tuple[Path, Path]
     digits = range(CLASSES)
     axes.set(title="Test images", xlabel="digit predicted", ylabel="true digit", xticks=digits, yticks=digits)
     figure.savefig(confusion_png, dpi=120)
-    pyplot.close(figure)
     return loss_png, confusion_png
 
 
-def at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
-    return number
-
-
-def options(description: str) -> argparse.ArgumentParser:
-    """The options of a training, to which an example adds its own."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--epochs", type=at_least_one, default=20, help="passes over the training images")
-    parser.add_argument("--batch", type=at_least_one, default=64, help="images in a global batch")
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--hidden", type=at_least_one, default=64, help="width of the hidden layer")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the split, the start and the batches")
-    return parser
-
-
 def main() -> None:
-    parser = options("Train a small network on handwritten digits, data-parallel.")
+    parser = argparse.ArgumentParser(description="Train a small network on handwritten digits, data-parallel.")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training images")
+    parser.add_argument("--batch", type=int, default=64, help="images in a global batch")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
+    parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layer")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the pictures")
     args = parser.parse_args()
 
     group = rw.init()
-    images, labels, test_images, test_labels = load_digits(args.seed)
+    images, labels, test_images, test_labels = load_digits()
     if group.rank == 0:
         ranks = "1 rank" if group.world_size == 1 else f"{group.world_size} ranks"
         print(f"{len(images)} images to train on, {len(test_images)} to test, {ranks}", flush=True)
-
     network, losses = train(images, labels, args, group)
     predicted = group.all_gather_v(network.predict(my_part(test_images, group)))
 
@@ -226,16 +167,16 @@ def main() -> None:
     if alone is None:
         return
     if group.world_size > 1:
-        reference, reference_losses = train(images, labels, args, alone, quiet=True)
-        print(check_against_one_rank(losses, predicted, reference_losses, reference.predict(test_images)))
+        reference, expected = train(images, labels, args, alone, quiet=True)
+        np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-12)
+        np.testing.assert_array_equal(predicted, reference.predict(test_images))
+        difference = np.abs(losses - expected).max()
+        print(f"matches the one-rank run: largest loss difference {difference:.1e}, the same predictions")
     confusion = np.zeros((CLASSES, CLASSES), np.int64)
     np.add.at(confusion, (test_labels, predicted), 1)
     right = int(np.trace(confusion))
     print(f"loss {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last")
-    try:
-        print("saved", " and ".join(str(path) for path in draw(losses, confusion, args.out)))
-    except ModuleNotFoundError as missing:
-        print(f"no pictures: {missing}; pip install {missing.name}")
+    print("saved", " and ".join(str(path) for path in draw(losses, confusion, args.out)))
     print(f"test accuracy {100 * right / len(test_labels):.2f} % ({right} of {len(test_labels)})")
 
 

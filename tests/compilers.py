@@ -12,10 +12,10 @@ import pytest
 
 import rankwise
 
-COMPILERS = {".c": ("cc", "gcc"), ".cpp": ("c++", "g++"), ".F90": ("gfortran", "gfortran")}
+COMPILERS = {".c": ("cc", "gcc"), ".F90": ("gfortran", "gfortran")}
 """By the suffix of a source: the compiler, and the package to install."""
 
-STANDARD = {".c": "-std=c99", ".cpp": "-std=c++20", ".F90": "-std=f2008"}
+STANDARD = {".c": "-std=c99", ".F90": "-std=f2008"}
 
 
 def compiler_for(suffix: str) -> str:

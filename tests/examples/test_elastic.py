@@ -1,4 +1,4 @@
-"""The examples that lose ranks end with the numbers of a run that loses none, which they check themselves."""
+"""The example that loses ranks ends with the weights of a run that loses none, which it checks itself."""
 
 from __future__ import annotations
 
@@ -10,34 +10,16 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def run(n: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=220, env=os.environ)
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic.py"
 
 
 @pytest.mark.slow  # tests/elastic kills ranks in either way too
 @pytest.mark.parametrize("way", [("--restarts", "50"), ("--keep-going",)], ids=["restarts", "keep-going"])
-def test_digits_while_ranks_are_killed(way: tuple[str, ...]) -> None:
-    pytest.importorskip("sklearn")
-    done = run(3, *way, str(EXAMPLES / "elastic.py"), "--epochs", "15", "--step-ms", "5", "--kill-every", "1")
+def test_the_weights_are_those_of_a_run_without_losses(way: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "rankwise", "run", "-n", "3", *way, str(SCRIPT), "--kill-every", "1"]
+    done = subprocess.run([*command, "--steps", "400"], capture_output=True, text=True, timeout=220, env=os.environ)
     assert done.returncode == 0, done.stderr
-    *costs, steps, same, accuracy = done.stdout.splitlines()
-    for cost in costs:
-        assert re.match(r"step \d+: rank \d was killed by SIGKILL.*; after \d+\.\d+ s on from step \d+", cost)
-    assert steps.startswith("345 steps")
-    assert same.startswith("matches the one-rank run")
-    found = re.search(r"test accuracy (\S+) %", accuracy)
-    assert found is not None
-    assert float(found[1]) > 95
-
-
-@pytest.mark.slow
-def test_ddp_while_ranks_are_killed() -> None:
-    pytest.importorskip("torch")
-    words = (str(EXAMPLES / "elastic_ddp.py"), "--steps", "20")
-    undisturbed, disturbed = run(2, *words), run(2, "--restarts", "50", *words, "--kill-every", "2")
-    assert disturbed.returncode == 0, disturbed.stderr
-    assert disturbed.stdout.splitlines()[-1] == undisturbed.stdout.splitlines()[-1]
+    *losses, last = done.stdout.splitlines()
+    for loss in losses:
+        assert re.match(r"step \d+: rank \d was killed by SIGKILL.*; after \d+\.\d+ s on from step \d+", loss)
+    assert re.fullmatch(r"400 steps, at last on \d ranks: the weights of a run that loses nobody", last)

@@ -1,4 +1,4 @@
-"""The examples in C, C++ and Fortran give the same results alone, on several ranks, and next to Python ranks."""
+"""The examples in C and Fortran give the same results alone, on several ranks, and next to Python ranks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,6 @@ for cell in cells[1:-1]:
 group.all_reduce(heat)
 group.all_reduce(np.abs(cells[1:-1] - before).max(keepdims=True), "max")
 """
-STATISTICS = """
-import numpy as np, rankwise as rw
-group = rw.init()
-for dtype in (np.float64, np.float32, np.int64, np.uint8):
-    numbers = (10 * group.rank + np.arange(10)).astype(dtype)
-    group.all_reduce(np.array([10]))
-    group.all_reduce(np.array([numbers.sum(dtype=float)]))
-    group.all_reduce(np.array([(numbers.astype(float) ** 2).sum()]))
-    group.all_reduce(numbers.min(keepdims=True), "min")
-    group.all_reduce(numbers.max(keepdims=True), "max")
-"""
 POWER = """
 import numpy as np, rankwise as rw
 group = rw.init()
@@ -63,12 +52,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "script", "alone", "four"),
     [
         ("native/heat.c", HEAT, "heat 2473.6055748749, largest change in the last step 1.210e-02\n", None),
-        (
-            "native/statistics.cpp",
-            STATISTICS,
-            "double: mean 4.5, variance 8.25, from 0 to 9\n",
-            "double: mean 19.5, variance 133.25, from 0 to 39\n",
-        ),
         ("native/power.F90", POWER, "largest eigenvalue 1.6959389969\n", "largest eigenvalue 1.9984348115\n"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "examples.md").read_text(encoding="utf-8")
-SUFFIXES = (".py", ".tcl", ".c", ".cpp", ".F90")
+SUFFIXES = (".py", ".tcl", ".c", ".F90")
 EXAMPLES = ROOT / "examples"
 FILES = sorted(str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*") if file.suffix in SUFFIXES)
 TESTS = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py") if file != Path(__file__)]

@@ -34,5 +34,6 @@ def test_a_program_of_a_page(name: str, number: int) -> None:
     def ranks(group: Group) -> None:
         names: dict[str, Any] = {"given": group}
         exec(code, names)
+        assert "used" not in names or names["used"].wait() == 3.0  # the sum of both ranks' gradients
 
     run_ranks(2, ranks, backend="shm")

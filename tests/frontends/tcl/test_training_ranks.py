@@ -1,4 +1,4 @@
-"""Training on real ranks: run_training.py does the checking, on every rank. And the digits example."""
+"""Training on real ranks: run_training.py does the checking, on every rank. And the example."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ options:
   -h, --help      print this
 
 examples:
-  rankwise tclsh examples/patterns.tcl
-  rankwise run -n 4 examples/digits.tcl
+  rankwise tclsh examples/train.tcl
+  rankwise run -n 4 examples/train.tcl
   TCLLIBPATH=$(rankwise tclsh --package-path) tclsh script.tcl
       for scripts that begin with: package require torchtcl
   ln -s $(rankwise tclsh --package-path)/libtorchtcl.so .
