@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from in_process import rankwise
 from rankwise._native import usable_cores
 from rankwise.launch.binding import places, remark
 from rankwise.system.topology import parse_cpus
@@ -101,9 +102,8 @@ def test_torchruns_word_and_none() -> None:
     assert (ranks[0][0], errors) == (sorted(os.sched_getaffinity(0)), "")
 
 
-def test_an_unknown_place() -> None:
-    command = [sys.executable, "-m", "rankwise", "run", "-n", "1", "--bind", "socket", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+def test_an_unknown_place(capfd: pytest.CaptureFixture[str]) -> None:
+    done = rankwise(capfd, "run", "-n", "1", "--bind", "socket", "true")
     assert done.returncode == 2
     assert "expected core, numa or none, got 'socket'" in done.stderr
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from in_process import rankwise
 from rankwise.launch.losses import END, GO_ON, RESTART, Losses
 from rankwise.launch.rank_process import RankProcess
 
@@ -108,8 +109,8 @@ def test_rules_that_cannot_be(options: dict[str, Any], said: str) -> None:
         (["--min-ranks", "0"], "argument --min-ranks: expected a number of ranks of at least 1, got '0'"),
     ],
 )
-def test_options_that_cannot_be(options: list[str], said: str) -> None:
-    done = subprocess.run([*RUN, "-n", "2", *options, "true"], capture_output=True, text=True, timeout=150)
+def test_options_that_cannot_be(options: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = rankwise(capfd, "run", "-n", "2", *options, "true")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert said in done.stderr

@@ -9,18 +9,15 @@ import sys
 
 import pytest
 
+import in_process
 import rankwise
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=150)
-
-
-def test_help_names_every_command_and_shows_examples() -> None:
+def test_help_names_every_command_and_shows_examples(capfd: pytest.CaptureFixture[str]) -> None:
     from rankwise.tools.cli import COMMANDS
 
     for words in ([], ["--help"]):
-        done = command(*words)
+        done = in_process.rankwise(capfd, *words)
         assert done.returncode == 0
         assert "examples:" in done.stdout
         for name, (_, what) in COMMANDS.items():
@@ -29,14 +26,10 @@ def test_help_names_every_command_and_shows_examples() -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "doctor"])
-def test_help_of_a_command_shows_examples(name: str) -> None:
-    done = command(name, "--help")
+def test_help_of_a_command_shows_examples(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = in_process.rankwise(capfd, name, "--help")
     assert done.returncode == 0
     assert f"rankwise {name}" in done.stdout.split("examples:")[1]
-
-
-def test_version() -> None:
-    assert command("--version").stdout == f"rankwise {rankwise.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [["--version"], ["status", "--json"]])
@@ -51,8 +44,8 @@ def test_a_closed_output_pipe_is_not_an_error(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["fly"], ["--fly"], ["fly", "-n", "2"]])
-def test_an_unknown_word_is_an_error_of_one_line(words: list[str]) -> None:
-    done = command(*words)
+def test_an_unknown_word_is_an_error_of_one_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    done = in_process.rankwise(capfd, *words)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -60,9 +53,10 @@ def test_an_unknown_word_is_an_error_of_one_line(words: list[str]) -> None:
     assert "fly" in done.stderr or "-n" in done.stderr
 
 
-def test_python_m_rankwise_tools_is_the_command_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "rankwise.tools", "--version"], capture_output=True, timeout=150)
-    assert done.stdout.startswith(b"rankwise ")
+@pytest.mark.parametrize("module", ["rankwise", "rankwise.tools"])
+def test_version(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=150)
+    assert (done.returncode, done.stdout) == (0, f"rankwise {rankwise.__version__}\n")
 
 
 def test_the_launcher_imports_neither_numpy_nor_torch() -> None:

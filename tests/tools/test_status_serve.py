@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from chromium import ABSENT, CHROMIUM, shown
+from in_process import rankwise
 from rankwise import _native
 from rankwise.observe.jobs import jobs_of, running_jobs
 from rankwise.tools.status.numbers import as_prometheus
@@ -241,8 +242,8 @@ def test_the_command_serves_until_it_is_interrupted(job: int, tmp_path: Path) ->
         (["--json", "--prometheus"], "not allowed with argument"),
     ],
 )
-def test_wrong_words(words: list[str], why: str) -> None:
-    done = subprocess.run([*RANKWISE, "status", *words], capture_output=True, text=True, timeout=100, check=False)
+def test_wrong_words(words: list[str], why: str, capfd: pytest.CaptureFixture[str]) -> None:
+    done = rankwise(capfd, "status", *words)
     assert done.returncode == 2
     assert done.stderr.startswith("rankwise status: error: ")
     assert why in done.stderr
