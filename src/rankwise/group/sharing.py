@@ -165,7 +165,7 @@ class Lock:
             release: this rank does not hold the lock
         """
         self._check_process()
-        if not self._words.swap_if(_HOLDER, self._mark, 0):
+        if not (self._mark and self._words.swap_if(_HOLDER, self._mark, 0)):  # 0: never acquired
             raise RuntimeError("release: this rank does not hold the lock")
         if self._words.add(_SLEEPERS, 0):
             self._words.wake(_HOLDER)
