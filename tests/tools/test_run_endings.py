@@ -249,6 +249,12 @@ def test_a_rank_that_never_joined_is_blamed_too() -> None:
     )
 
 
+def test_the_others_may_go_on_for_the_grace() -> None:
+    script = "[ $RANKWISE_RANK = 1 ] && exit 5; sleep 1.5; echo over"  # longer than the second by default
+    done = subprocess.run([*PATIENT_RUN, "-n", "2", "sh", "-c", script], capture_output=True, text=True, timeout=150)
+    assert (done.returncode, done.stdout) == (5, "over\n")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     script = "[ $RANKWISE_RANK = 1 ] && sleep 0.3 && exit 5; trap '' TERM; sleep 1000; sleep 1000"
     done = subprocess.run([*HASTY_RUN, "-n", "3", "sh", "-c", script], capture_output=True, text=True, timeout=150)
