@@ -177,7 +177,7 @@ void bind_comm(nb::module_& m) {
 
     bind_messages(m, comm);
     bind_objects(m, comm);
-    bind_shortcuts(m, comm);
+    bind_shortcuts(comm);
     bind_vector_arrays(comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Task.

@@ -57,6 +57,19 @@ private:
     PyThreadState* released_ = nullptr;
 };
 
+// What a call on a plain array takes besides its operands.
+class ArrayCall {
+public:
+    // bytes: how much data is moved.
+    explicit ArrayCall(size_t bytes = 0, const rankwise::Description& description = {})
+        : released_(bytes), options_(released_.options(description)) {}
+    operator const rankwise::CallOptions&() const { return options_; }
+
+private:
+    ReleaseGilToWait released_;
+    const rankwise::CallOptions options_;
+};
+
 // Python code that is called while the GIL is held so must be called within acquiring_gil, as it may release the GIL
 // and request it again: the destructor would run while the stack is unwound, without the GIL.
 //

@@ -5,8 +5,6 @@
 void bind_messages(nb::module_& m, nb::class_<rankwise::Comm>& comm);
 // The methods for Python objects.
 void bind_objects(nb::module_& m, nb::class_<rankwise::Comm>& comm);
-// The methods for collectives of Python objects. C: Comm or PythonCommunicator.
-template <class C> void bind_object_collectives(nb::class_<C>& comm);
 // The memory of objects with the buffer protocol. Whoever keeps the objects keeps the memory.
 std::vector<rankwise::Part> parts_of(const nb::list& objects);
 // Sends an encoded object, whose parts are such objects.

@@ -2,7 +2,6 @@
 #include "collectives/tuning.hpp"
 #include "messages.hpp"
 #include "plain_pickle.hpp"
-#include "python_communicator.hpp"
 
 using namespace rankwise;
 
@@ -175,22 +174,12 @@ static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 template <class Encode, class First, class Rest>
 nb::object in_one_call(Comm& c, const Encode& encode, const First& first, const Rest& rest) {
     const Comm::Lock lock = [&] {
-        const ArrayCall<Comm> call;
+        const ArrayCall call;
         return c.lock(call);
     }();
     encode();
-    first(ArrayCall<Comm>());
+    first(ArrayCall());
     return rest();
-}
-template <class Encode, class First, class Rest>
-nb::object in_one_call(PythonCommunicator& c, const Encode& encode, const First& first, const Rest& rest) {
-    nb::object result;
-    c.calls([&] {
-        encode();
-        first(ArrayCall<PythonCommunicator>());
-        result = rest();
-    });
-    return result;
 }
 
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
@@ -198,8 +187,7 @@ nb::object in_one_call(PythonCommunicator& c, const Encode& encode, const First&
 // no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list
 // of these. sent: what this rank sends, in parts (group/object_block.py).
 
-template <class C>
-nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::handle codec, nb::handle constructor,
+nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle codec, nb::handle constructor,
                                   nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
@@ -214,7 +202,7 @@ nb::object broadcast_object_plain(C& c, nb::handle object, nb::handle from, nb::
             block.set(encoded);
             sent = encoded.list;
         },
-        [&](const ArrayCall<C>& call) { c.broadcast(&block, sizeof block, DType::U8, src, call); },
+        [&](const ArrayCall& call) { c.broadcast(&block, sizeof block, DType::U8, src, call); },
         [&] {
             nb::object found = sends ? nb::none() : block.load(constructor, false);
             if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
@@ -257,12 +245,14 @@ struct GatheredObjects {
     }
 };
 
-nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle codec, nb::handle constructor,
+nb::object gather_object_at(Comm& c, nb::handle object, nb::handle to, nb::handle codec, nb::handle constructor,
                             nb::handle rest) {
+    const int dst = rank_or_tag(to, c.world_size());
+    if (dst < 0) return not_implemented();
     std::optional<Encoded> mine;
     std::optional<GatheredObjects> gathered;
     const auto encoding = [&] { mine.emplace(object, codec); };
-    const auto gather = [&](const ArrayCall<Comm>& call) { gathered.emplace(c, *mine, dst, call); };
+    const auto gather = [&](const ArrayCall& call) { gathered.emplace(c, *mine, dst, call); };
     return in_one_call(c, encoding, gather, [&]() -> nb::object {
         if (dst != c.rank()) return nb::none();
         nb::list found, objects;
@@ -280,7 +270,7 @@ nb::object gather_object_at(Comm& c, nb::handle object, int dst, nb::handle code
 // The blocks of all ranks on dst, and None elsewhere. parts: this rank's encoded object.
 nb::object gather_encoded(Comm& c, const nb::list& parts, int dst) {
     const Encoded mine(parts);
-    GatheredObjects gathered(c, mine, dst, ArrayCall<Comm>());
+    GatheredObjects gathered(c, mine, dst, ArrayCall());
     if (dst != c.rank()) return nb::none();
     nb::list found;
     for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered.take(size_t(rank)));
@@ -288,13 +278,9 @@ nb::object gather_encoded(Comm& c, const nb::list& parts, int dst) {
 }
 
 // to: None for every rank.
-template <class C>
-nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handle codec, nb::handle constructor,
+nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::handle codec, nb::handle constructor,
                                nb::handle rest) {
-    const int dst = to.is_none() ? c.rank() : rank_or_tag(to, c.world_size());
-    if (dst < 0) return not_implemented();
-    if constexpr (std::is_same_v<C, Comm>)
-        if (!to.is_none()) return gather_object_at(c, object, dst, codec, constructor, rest);
+    if (!to.is_none()) return gather_object_at(c, object, to, codec, constructor, rest);
     nb::list sent;
     ObjectBlock block;
     std::vector<ObjectBlock> blocks(size_t(c.world_size()));
@@ -303,13 +289,12 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
         block.set(encoded);
         sent = encoded.list;
     };
-    const auto first = [&](const ArrayCall<C>& call) {
+    const auto first = [&](const ArrayCall& call) {
         c.all_gather(&block, blocks.data(), sizeof block, DType::U8, call);
     };
     return in_one_call(c, encoding, first, [&]() -> nb::object {
         const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
                                          [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
-        if (dst != c.rank() && all_fit) return nb::none();
         nb::list objects;
         for (const ObjectBlock& each : blocks) {
             nb::object found = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
@@ -323,8 +308,7 @@ nb::object gather_object_plain(C& c, nb::handle object, nb::handle to, nb::handl
     });
 }
 
-template <class C>
-nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::handle codec, nb::handle constructor,
+nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle codec, nb::handle constructor,
                                 nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     if (src < 0) return not_implemented();
@@ -344,7 +328,7 @@ nb::object scatter_object_plain(C& c, nb::handle objects, nb::handle from, nb::h
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
     };
     ObjectBlock block;
-    const auto first = [&](const ArrayCall<C>& call) {
+    const auto first = [&](const ArrayCall& call) {
         c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, call);
     };
     return in_one_call(c, encoding, first, [&] {
@@ -360,17 +344,6 @@ nb::object received_bytes(Request& request) {
     return nb::cast(ReceivedBytes(request.take_memory(), bytes), nb::rv_policy::move);
 }
 
-template <class C> void bind_object_collectives(nb::class_<C>& comm) {
-    const auto bind = [&](const char* name, auto function, const char* what, const char* root) {
-        comm.def(name, function, nb::arg(what).none(), nb::arg(root).none(), nb::arg("codec"),
-                 nb::arg("constructor").none(), nb::arg("rest"));
-    };
-    bind("broadcast_object_plain", &broadcast_object_plain<C>, "object", "src");
-    bind("gather_object_plain", &gather_object_plain<C>, "object", "dst");
-    bind("scatter_object_plain", &scatter_object_plain<C>, "objects", "src");
-}
-template void bind_object_collectives(nb::class_<PythonCommunicator>& comm);
-
 void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
                               "A received message: writable bytes, by the buffer protocol.")
@@ -384,7 +357,11 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("read"), nb::arg("constructor").none())
         .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
-        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(),
-             nb::arg("timeout").none());
-    bind_object_collectives(comm);
+        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
+        .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
+             nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
+        .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
+             nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
+        .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(),
+             nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"));
 }

@@ -1,17 +1,14 @@
 // The common case of the array level in one call from Python: plain NumPy arrays of one dtype, whose shapes fit. Each
 // function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the
-// general path, which also reports errors. C is the engine's Comm or a PythonCommunicator.
+// general path, which also reports errors.
 #include "shortcuts.hpp"
 
 #include <array>
 #include <cstring>
 #include <functional>
-#include <type_traits>
 
 #include "kernels/kernels.hpp"
-#include "messages.hpp"
 #include "numpy_arrays.hpp"
-#include "python_communicator.hpp"
 
 using namespace rankwise;
 
@@ -33,16 +30,16 @@ const OpName* reduction_named(nb::handle name_) {
 }
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
-template <class C> bool fits_gathered(const C& c, const PlainArray& x, const PlainArray& out) {
+bool fits_gathered(const Comm& c, const PlainArray& x, const PlainArray& out) {
     return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() &&
            x.same_shape(out, 0, 1) && x.apart_from(out);
 }
 // The same for a flat `out`, with a part like x for each rank; shapes are not compared.
-template <class C> bool has_parts_like(const C& c, const PlainArray& x, const PlainArray& out) {
+bool has_parts_like(const Comm& c, const PlainArray& x, const PlainArray& out) {
     return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) && x.apart_from(out);
 }
-template <class C> using Fits = bool (*)(const C& c, const PlainArray& x, const PlainArray& out);
-template <class C> bool fits_split(const C& c, const PlainArray& x, const PlainArray& out, bool part) {
+using Fits = bool (*)(const Comm& c, const PlainArray& x, const PlainArray& out);
+bool fits_split(const Comm& c, const PlainArray& x, const PlainArray& out, bool part) {
     if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out))
         return false;
     return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) &&
@@ -63,43 +60,43 @@ private:
     const bool own_;
 };
 
-template <class C> bool all_reduce(C& c, nb::handle array, nb::handle op, nb::handle given) {
+bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const PlainArray x(array, true);
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    const ArrayCall<C> call(x.bytes(), x.description());
+    const ArrayCall call(x.bytes(), x.description());
     mine.put();
     c.all_reduce(x.data, x.count, DType(x.dtype), named->op, call);
     return true;
 }
 
-template <class C> bool reduce(C& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
+bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    const ArrayCall<C> call(x.bytes(), x.description());
+    const ArrayCall call(x.bytes(), x.description());
     mine.put();
     c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, call);
     return true;
 }
 
-template <class C> bool broadcast(C& c, nb::handle array, nb::handle from) {
+bool broadcast(Comm& c, nb::handle array, nb::handle from) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray x(array, true);
     if (!x || src < 0) return false;
-    c.broadcast(x.data, x.count, DType(x.dtype), src, ArrayCall<C>(x.bytes(), x.description()));
+    c.broadcast(x.data, x.count, DType(x.dtype), src, ArrayCall(x.bytes(), x.description()));
     return true;
 }
 
 // fits: fits_gathered or has_parts_like.
-template <class C, Fits<C> fits> bool all_gather(C& c, nb::handle array, nb::handle out) {
+template <Fits fits> bool all_gather(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits(c, x, result)) return false;
-    c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall<C>(result.bytes(), x.description()));
+    c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall(result.bytes(), x.description()));
     return true;
 }
 
@@ -107,7 +104,7 @@ template <class C, Fits<C> fits> bool all_gather(C& c, nb::handle array, nb::han
 // 2, and 64 since). dst and the other ranks must refuse it alike, so such arrays take the general path on all ranks.
 constexpr int kMostDims = 32;
 
-template <class C, Fits<C> fits> bool gather(C& c, nb::handle array, nb::handle at, nb::handle out) {
+template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::handle out) {
     const int dst = rank_or_tag(at, c.world_size());
     const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return false;
@@ -117,25 +114,24 @@ template <class C, Fits<C> fits> bool gather(C& c, nb::handle array, nb::handle 
         if (!fits(c, x, result)) return false;
         to = result.data;
     }
-    c.gather(x.data, to, x.count, DType(x.dtype), dst,
-             ArrayCall<C>(x.bytes() * size_t(c.world_size()), x.description()));
+    c.gather(x.data, to, x.count, DType(x.dtype), dst, ArrayCall(x.bytes() * size_t(c.world_size()), x.description()));
     return true;
 }
 
-template <class C> bool reduce_scatter(C& c, nb::handle array, nb::handle op, nb::handle out) {
+bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     const OpName* named = reduction_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op,
-                     ArrayCall<C>(x.bytes(), x.description()));
+                     ArrayCall(x.bytes(), x.description()));
     return true;
 }
 
-template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
+bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype),
-                 ArrayCall<C>(x.bytes(), x.description()));
+                 ArrayCall(x.bytes(), x.description()));
     return true;
 }
 
@@ -143,18 +139,6 @@ template <class C> bool all_to_all(C& c, nb::handle array, nb::handle out) {
 // group/collectives.py, because some of the ranks may take that path.
 using collectives::ArrayHeader;
 constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
-
-// On src: sends the header. Returns a lock if the parts follow in another call, as always over another library, where
-// `calls` has the lock.
-Comm::Lock announce(Comm& c, ArrayHeader& header, const PlainArray& x, const PlainArray& part, int src,
-                    const CallOptions& options) {
-    return c.scatter_described(header, x.data, part.data, nullptr, src, options);
-}
-bool announce(PythonCommunicator& c, ArrayHeader& header, const PlainArray&, const PlainArray&, int src,
-              PythonCommunicator::Options options) {
-    c.broadcast(&header, kHeaderWords, DType::I64, src, options);
-    return true;
-}
 
 // On the other ranks: the received header, and the memory for the part.
 struct ReceivedPart {
@@ -175,20 +159,13 @@ struct ReceivedPart {
         return other.data();
     }
 };
-Comm::Lock receive(Comm& c, ReceivedPart& received, int src, const CallOptions& options) {
-    return c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, options);
-}
-bool receive(PythonCommunicator& c, ReceivedPart& received, int src, PythonCommunicator::Options options) {
-    c.broadcast(&received.header, kHeaderWords, DType::I64, src, options);
-    return true;
-}
 
-template <class C> bool scatter_from_here(C& c, const PlainArray& x, const PlainArray& part, int src) {
+bool scatter_from_here(Comm& c, const PlainArray& x, const PlainArray& part, int src) {
     if (x.dims() > ArrayHeader::kDims) return false;
     ArrayHeader header{x.dtype, x.dims(), {}};
     for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
-    const ArrayCall<C> call(x.bytes());
-    if (const auto parts_follow = announce(c, header, x, part, src, call))
+    const ArrayCall call(x.bytes());
+    if (const auto parts_follow = c.scatter_described(header, x.data, part.data, nullptr, src, call))
         c.scatter(x.data, part.data, part.count, DType(x.dtype), src, call);
     return true;
 }
@@ -197,7 +174,7 @@ nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.da
 
 // After the header has been exchanged, the other ranks rely on this one. So if `out` does not fit,
 // `rest(header, part, out, src)` completes the operation; part is this rank's part if it came with the header, or None.
-template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
+bool scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray part(out, true);
     if (!part || part.dims() == 0 || src < 0) return false;
@@ -206,9 +183,10 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
         return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
     }
     ReceivedPart received{part, c.world_size(), {}, {}};
-    const auto parts_follow = receive(c, received, src, ArrayCall<C>(part.bytes()));
+    const auto parts_follow =
+        c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, ArrayCall(part.bytes()));
     if (received.fits()) {
-        if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall<C>(part.bytes()));
+        if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes()));
         return true;
     }
     nb::list given;
@@ -216,13 +194,6 @@ template <class C> bool scatter(C& c, nb::handle array, nb::handle from, nb::han
     for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
     rest(given, parts_follow ? nb::none() : bytes_of(received.other), out, from);
     return true;
-}
-
-// Over another library the header and the parts are two calls.
-bool scatter_in_calls(PythonCommunicator& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
-    bool done = false;
-    c.calls([&] { done = scatter(c, array, from, out, rest); });
-    return done;
 }
 
 // The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
@@ -240,13 +211,13 @@ nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t
     };
     const Comm::Lock parts_follow =
         c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
-                            std::ref(part_buffer), src, ArrayCall<Comm>());
+                            std::ref(part_buffer), src, ArrayCall());
     std::memcpy(given.data, &header, sizeof header);
     return parts_follow ? nb::none() : bytes_of(part);
 }
 
 // The ranks know what they receive.
-template <class C> bool scatter_parts(C& c, nb::handle array, nb::handle from, nb::handle out) {
+bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray part(out, true);
     if (!part || src < 0) return false;
@@ -256,63 +227,48 @@ template <class C> bool scatter_parts(C& c, nb::handle array, nb::handle from, n
         if (!has_parts_like(c, part, x)) return false;
         data = x.data;
     }
-    c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall<C>(part.bytes(), part.description()));
+    c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes(), part.description()));
     return true;
 }
 
 // ---- messages ----
 
-template <class C> bool send_array(C& c, nb::handle array, nb::handle to, nb::handle label) {
+bool send_array(Comm& c, nb::handle array, nb::handle to, nb::handle label) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
     if (!x || dst < 0 || tag < 0) return false;
-    c.messages().send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall<C>(x.bytes()));
+    c.messages().send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall(x.bytes()));
     return true;
 }
 
-template <class C> bool recv_array(C& c, nb::handle array, nb::handle from, nb::handle label) {
+bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, true);
     if (!x || src < 0 || tag < 0) return false;
-    c.messages().recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall<C>(x.bytes()));
+    c.messages().recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall(x.bytes()));
     return true;
-}
-
-template <class C> void define(nb::class_<C>& comm) {
-    const nb::arg x("x"), op("op"), out("out");
-    const auto given = nb::arg("given").none() = nb::none();
-    comm.def("all_reduce_array", &all_reduce<C>, x.none(), op.none(), given)
-        .def("reduce_array", &reduce<C>, x.none(), nb::arg("dst").none(), op.none(), given)
-        .def("broadcast_array", &broadcast<C>, x.none(), nb::arg("src").none())
-        .def("all_gather_array", &all_gather<C, fits_gathered<C>>, x.none(), out.none())
-        .def("gather_array", &gather<C, fits_gathered<C>>, x.none(), nb::arg("dst").none(), out.none())
-        .def("reduce_scatter_array", &reduce_scatter<C>, x.none(), op.none(), out.none())
-        .def("send_array", &send_array<C>, x.none(), nb::arg("dst").none(), nb::arg("tag").none())
-        .def("recv_array", &recv_array<C>, x.none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("all_to_all_array", &all_to_all<C>, x.none(), out.none())
-        .def("all_gather_parts_array", &all_gather<C, has_parts_like<C>>, x.none(), out.none())
-        .def("gather_parts_array", &gather<C, has_parts_like<C>>, x.none(), nb::arg("dst").none(), out.none())
-        .def("scatter_parts_array", &scatter_parts<C>, x.none(), nb::arg("src").none(), out.none());
 }
 
 }  // namespace
 
-void bind_shortcuts(nb::module_& m, nb::class_<Comm>& comm) {
+void bind_shortcuts(nb::class_<Comm>& comm) {
     const std::array common{ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD};
     for (size_t i = 0; i < op_names.size(); ++i) op_names[i] = {PyUnicode_InternFromString(name(common[i])), common[i]};
-    const auto define_scatter = [](auto& c, auto&& function) {
-        c.def("scatter_array", function, nb::arg("x").none(), nb::arg("src").none(), nb::arg("out").none(),
-              nb::arg("rest"));
-    };
-    define(comm);
-    define_scatter(comm, &scatter<Comm>);
-    comm.def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
-    nb::class_<PythonCommunicator> in_python(
-        m, "PlainArrays", "The shortcuts of a communicator in Python whose collectives are complete when they return.");
-    in_python.def(nb::init<int, int, std::vector<nb::object>, bool, std::vector<nb::object>, std::vector<nb::object>>(),
-                  nb::arg("rank"), nb::arg("world_size"), nb::arg("methods"), nb::arg("shapes"), nb::arg("dtypes"),
-                  nb::arg("ops"));
-    define(in_python);
-    define_scatter(in_python, &scatter_in_calls);
-    bind_object_collectives(in_python);
+    const auto x = nb::arg("x").none(), op = nb::arg("op").none(), out = nb::arg("out").none();
+    const auto src = nb::arg("src").none(), dst = nb::arg("dst").none(), tag = nb::arg("tag").none();
+    const auto given = nb::arg("given").none() = nb::none();
+    comm.def("all_reduce_array", &all_reduce, x, op, given)
+        .def("reduce_array", &reduce, x, dst, op, given)
+        .def("broadcast_array", &broadcast, x, src)
+        .def("all_gather_array", &all_gather<fits_gathered>, x, out)
+        .def("gather_array", &gather<fits_gathered>, x, dst, out)
+        .def("scatter_array", &scatter, x, src, out, nb::arg("rest"))
+        .def("reduce_scatter_array", &reduce_scatter, x, op, out)
+        .def("all_to_all_array", &all_to_all, x, out)
+        .def("all_gather_parts_array", &all_gather<has_parts_like>, x, out)
+        .def("gather_parts_array", &gather<has_parts_like>, x, dst, out)
+        .def("scatter_parts_array", &scatter_parts, x, src, out)
+        .def("send_array", &send_array, x, dst, tag)
+        .def("recv_array", &recv_array, x, src, tag)
+        .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
 }

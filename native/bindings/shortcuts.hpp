@@ -1,5 +1,5 @@
 #pragma once
 #include "bindings.hpp"
 
-void bind_shortcuts(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+void bind_shortcuts(nb::class_<rankwise::Comm>& comm);
 void bind_vector_arrays(nb::class_<rankwise::Comm>& comm);

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "numpy_arrays.hpp"
-#include "python_communicator.hpp"
 #include "shortcuts.hpp"
 
 using namespace rankwise;
@@ -41,7 +40,7 @@ bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts) 
     const PlainArray x(array, false);
     const Divided into(c, out, counts, true);
     if (!x || !into || !into.goes_with(x) || into.counts[size_t(c.rank())] != x.count) return false;
-    c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), ArrayCall<Comm>(into.x.bytes(), x.description()));
+    c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), ArrayCall(into.x.bytes(), x.description()));
     return true;
 }
 
@@ -49,7 +48,7 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
     const Divided given(c, array, sends, false), into(c, out, receives, true);
     if (!given || !into || !into.goes_with(given.x)) return false;
     c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype),
-                   ArrayCall<Comm>(into.x.bytes(), given.x.description()));
+                   ArrayCall(into.x.bytes(), given.x.description()));
     return true;
 }
 
@@ -88,13 +87,13 @@ bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::hand
         if (!*into || !into->goes_with(x) || into->counts[size_t(dst)] != x.count) return false;
         sizes = in_bytes(*into);
     }
-    gather_blocks_to(c, x.data, x.bytes(), dst, into ? into->x.data : nullptr, sizes, ArrayCall<Comm>(x.bytes()));
+    gather_blocks_to(c, x.data, x.bytes(), dst, into ? into->x.data : nullptr, sizes, ArrayCall(x.bytes()));
     return true;
 }
 
 // The same for memory at addresses. sizes: used on root alone.
 bool gather_blocks(Comm& c, Address mine, size_t bytes, int root, Address out, const Counts& sizes) {
-    gather_blocks_to(c, pointer(mine), bytes, root, static_cast<uint8_t*>(pointer(out)), sizes, ArrayCall<Comm>(bytes));
+    gather_blocks_to(c, pointer(mine), bytes, root, static_cast<uint8_t*>(pointer(out)), sizes, ArrayCall(bytes));
     return true;
 }
 
@@ -127,13 +126,13 @@ bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle from, nb
         sizes = in_bytes(*given);
     }
     scatter_blocks_from(c, given ? given->x.data : nullptr, sizes, src, part.data, part.bytes(),
-                        ArrayCall<Comm>(part.bytes()));
+                        ArrayCall(part.bytes()));
     return true;
 }
 
 // The same for memory. Returns the bytes of this rank's block.
 uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address out, size_t room) {
-    return scatter_blocks_from(c, pointer(blocks), sizes, root, pointer(out), room, ArrayCall<Comm>(room));
+    return scatter_blocks_from(c, pointer(blocks), sizes, root, pointer(out), room, ArrayCall(room));
 }
 
 }  // namespace

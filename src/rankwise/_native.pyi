@@ -570,20 +570,3 @@ class CallLock:
     @property
     def sequence(self) -> int:
         """The number of calls so far."""
-
-class PlainArrays:
-    """The methods of rankwise.contract.shortcuts over a communicator written in Python, whose calls are blocking."""
-
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        methods: Sequence[Callable[..., object]],
-        shapes: bool,
-        dtypes: Sequence[object],
-        ops: Sequence[object],
-    ) -> None:
-        """methods: the communicator's all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter,
-        all_to_all, send, recv and call, complete when they return. shapes: the collectives take the array's shape, or
-        None, as one more argument. dtypes, ops: the contract's, by their numbers.
-        """

@@ -167,6 +167,13 @@ class Communicator(Collectives, Closeable):
     receives: Receives | None = None
     """Receives of messages of any length. None: the array level makes them of `probe` and `take`."""
 
+    announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
+    """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
+
+    header: int64, src's description of its array, which the other ranks receive. Returns None where the parts follow in
+    a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
+    """
+
     @property
     def shortcuts(self) -> Shortcuts:
         """Operations on whole arrays in one call, for the common case."""
@@ -260,14 +267,6 @@ class Communicator(Collectives, Closeable):
         Work, once complete, then has the message's `source` and `tag`.
         """
 
-    def send_now(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> None:
-        """Do a `send`, and return when the caller may overwrite the memory."""
-        self.send(ptr, count, dtype, dest, tag).wait()
-
-    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> None:
-        """Do a `recv`, and return when the message has arrived."""
-        self.recv(ptr, count, dtype, src, tag).wait()
-
     def probe(self, src: int, tag: int) -> Message | None:
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise UnsupportedError("probe", self.backend)
@@ -275,17 +274,6 @@ class Communicator(Collectives, Closeable):
     def take(self, src: int, tag: int) -> Taken | None:
         """Start to receive the message that `probe` would find, into new memory; None if there is none."""
         raise UnsupportedError("take", self.backend)
-
-    def quick_messages(
-        self, busy: Sequence[list[Any]], keep: Callable[[Taken], None], header: bytes
-    ) -> Shortcuts | None:
-        """A communicator without `receives` may have Shortcuts for objects and for arrays of any length; else None.
-
-        The receives wait only a moment for a message, and do nothing while one of the lists `busy` has items. keep:
-        gets a message that they have taken, but that is not of the wanted kind or not complete. header: precedes an
-        object in its message, which is an array of bytes.
-        """
-        return None
 
     def await_arrival(self, seconds: float) -> None:
         """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""

@@ -38,13 +38,6 @@ class Shortcuts:
     None elsewhere.
     """
 
-    announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
-    """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
-
-    header: int64, src's description of its array, which the other ranks receive. Returns None where the parts follow in
-    a call of their own. Otherwise they came with the header: src's own is in recv, and another rank's is returned.
-    """
-
     def all_reduce_array(self, x: object, op: object, given: object = None) -> bool:
         """given: an array of x's dtype and length whose elements x gets first; None: x's own are reduced."""
         return False

@@ -56,8 +56,6 @@ class GroupBase:
         self._collectives = complete(comm)
         self._shortcuts = comm.shortcuts
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
-        self.arrivals = (self._queue and self._queue.quick()) or self._shortcuts
-        """What has recv_any_plain, recv_object_plain and send_object_plain."""
 
     @once
     def _sent(self) -> ArrayWork[None]:

@@ -284,9 +284,9 @@ class Collectives(GroupBase):
         return self._run(body, given, async_op)
 
     def _send_header(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        """Broadcast scatter's header. Returns None unless the parts came with it: see Shortcuts.announce_array."""
-        if self._shortcuts.announce_array is not None:
-            return self._shortcuts.announce_array(header, send, recv, src)
+        """Broadcast scatter's header. Returns None unless the parts came with it: see Communicator.announce_array."""
+        if self.comm.announce_array is not None:
+            return self.comm.announce_array(header, send, recv, src)
         self._broadcast_ints(header, src)
         return None
 

@@ -82,7 +82,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         if dtype is None:
-            found = self.arrivals.recv_any_plain(src, tag, timeout)
+            found = self._shortcuts.recv_any_plain(src, tag, timeout)
             if found is not NotImplemented:
                 block, sender, label_, code = found
                 return Received(array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
@@ -129,7 +129,7 @@ class Messages(GroupBase):
             ...     assert group.recv_object(src=0)["rows"] == [1, 2]
         """
         codec = self._codec(allow_pickle)
-        if not by_reference and self.arrivals.send_object_plain(obj, dst, tag, codec.encode):
+        if not by_reference and self._shortcuts.send_object_plain(obj, dst, tag, codec.encode):
             return
         to, number = self._destination(dst), check_tag(tag)
         parts = self._parts(obj, codec, by_reference)
@@ -205,7 +205,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
-        found = self.arrivals.recv_object_plain(src, tag, timeout, codec.read, codec.constructor)
+        found = self._shortcuts.recv_object_plain(src, tag, timeout, codec.read, codec.constructor)
         if found is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return found

@@ -18,7 +18,6 @@ from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, matches, overlap
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work
 from rankwise.group.work import wait_or_cancel
@@ -74,14 +73,6 @@ class ReceiveQueue(Receives):
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
 
-    def quick(self) -> Shortcuts | None:
-        """Shortcuts for messages, whose receives do nothing while receives wait here or messages are kept."""
-        return self.comm.quick_messages((self.kept, self._waiting), self._keep_new, MAGIC)
-
-    def _keep_new(self, taken: Taken) -> None:
-        with self._lock:
-            self._keep(taken)
-
     def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
         """check: raises if the complete message is of the wrong kind; the message is then kept."""
         if not self.comm.any_source:
@@ -134,7 +125,7 @@ class ReceiveQueue(Receives):
                     self._begin(receive)
                 if receive.error is None and receive.taken is None:
                     before.append(receive)
-            self._waiting[:] = map(ref, before)
+            self._waiting = list(map(ref, before))
 
     def forget(self, receive: QueuedReceive) -> None:
         """Take a failed receive out of the queue, or keep the message that it has taken."""

@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 from rankwise._native import TraceWriter, WrittenOperation, uncounted
 from rankwise.backends.composed.outer_work import OuterWork
-from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator, bind
 from rankwise.contract.message import ANY, Taken
 from rankwise.contract.operations import SPLIT, Call
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
@@ -45,6 +43,8 @@ class TracedCommunicator(Communicator):
         self.stream_sync = inner.stream_sync
         bind(self, inner, "allocate", "allocating", "await_arrival", "call", "failed", "left", "probe", "start_call")
         bind(self, inner, "host_memory", "words")
+        if inner.announce_array is not None:
+            self.announce_array = partial(self._announced, inner.announce_array)
 
     @classmethod
     def in_segment(cls, inner: Communicator, segment_fd: int, index: int | None = None) -> TracedCommunicator:
@@ -68,10 +68,6 @@ class TracedCommunicator(Communicator):
     @property
     def closed(self) -> bool:  # type: ignore[override]  # it is the inner communicator's
         return self._inner.closed
-
-    @property
-    def shortcuts(self) -> Shortcuts:
-        return plain_arrays(self) if self.blocking else Shortcuts()
 
     @property
     def rank(self) -> int:
@@ -102,12 +98,6 @@ class TracedCommunicator(Communicator):
         uncounted(part.broadcast, number.buffer_info()[0], 1, DType.I64, 0)
         uncounted(part.sync)
         return TracedCommunicator(part, self._writer, number[0])
-
-    @property
-    def announce_array(self) -> Callable[[Any, int, int, int], bytes | None] | None:
-        """See Shortcuts.announce_array; None if the inner communicator has none."""
-        announce = getattr(self._inner, "announce_array", None)
-        return None if announce is None else partial(self._announced, announce)
 
     def _announced(self, announce: Callable[..., bytes | None], *args: Any) -> bytes | None:
         entry = self._writer.begin("scatter", self._group, next(self._numbers), 0, peer=args[-1])

@@ -22,14 +22,12 @@ from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.part_errors import to_pass_on
-from rankwise.backends.composed.shortcuts import plain_arrays
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.failure import Failure
 from rankwise.contract.operations import ALL_TO_ALL_V, BARRIER, SPLIT, Call
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
@@ -74,10 +72,6 @@ class ComparingCommunicator(OpenCommunicator):
         self._refusal = None
         self._envelopes: Envelopes | None = None
         super().__init__(rank, world_size)
-
-    @property
-    def shortcuts(self) -> Shortcuts:
-        return plain_arrays(self) if self.blocking else Shortcuts()
 
     @property
     def timeout(self) -> float:

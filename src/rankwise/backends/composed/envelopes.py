@@ -83,7 +83,7 @@ class Envelopes(ABC):
         _copy(recv, self.exchange_blocks(send if self._rank == root else 0, size)[root], size)
 
     def scatter_array(self, header: Any, send: int, recv: int, root: int, parts: bool) -> bytes | None:
-        """See Shortcuts.announce_array. parts: whether the parts may come with the header."""
+        """See Communicator.announce_array. parts: whether the parts may come with the header."""
         at, length = address(header), header.nbytes
         if self._rank != root:
             payload = self.exchange()[root]

@@ -132,7 +132,7 @@ class GlooCommunicator(ComposedCommunicator):
     # ---- a scatter whose array only its source knows ----
 
     def announce_array(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        """See Shortcuts.announce_array. header: an array of int64."""
+        """See Communicator.announce_array. header: an array of int64."""
         forced = self._forced.get("scatter", "")
         call = Call(SCATTER_ARRAY, count=header.size, dtype=DType.I64, root=src, algorithm=forced)
         parts = forced in ("", "inline")

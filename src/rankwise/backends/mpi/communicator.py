@@ -25,7 +25,7 @@ from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.partial import Partial
 from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
-from rankwise.backends.mpi.p2p import LONGEST_SLEEP, POLLS, SPIN, Channel
+from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
 from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
@@ -35,11 +35,9 @@ from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.message import ANY, Taken
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.words import SharedWords
-from rankwise.contract.work import COMPLETE, Work
+from rankwise.contract.work import Work
 from rankwise.system.settings import Settings
 
 if TYPE_CHECKING:
@@ -144,32 +142,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             return super().send_bytes(data, dest, tag)
         self._check_message(len(data), dest, tag)
         return self._channel.send_bytes(data, dest, tag)
-
-    def send_now(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0) -> None:
-        if measuring.measurements:
-            super().send_now(ptr, count, dtype, dest, tag)
-            return
-        self._check_message(count, dest, tag)
-        work = self._channel.send(ptr, count, dtype, dest, tag, None)
-        if work is not COMPLETE:
-            work.wait()
-
-    def recv_now(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0) -> None:
-        if measuring.measurements:
-            super().recv_now(ptr, count, dtype, src, tag)
-            return
-        self._check_message(count, src, tag, ANY)
-        work = self._channel.recv(ptr, count, dtype, src, tag, None, POLLS)
-        if work is not COMPLETE:
-            work.wait()
-
-    def quick_messages(
-        self, busy: Sequence[list[Any]], keep: Callable[[Taken], None], header: bytes
-    ) -> Shortcuts | None:
-        if not self._transport.concurrent:
-            return None
-        usable = lambda: self._refused_by is None and not measuring.measurements  # noqa: E731 - faster than a method
-        return self._channel.quick(self._world_size, self._most_tags, header, busy, usable, keep)
 
     def await_arrival(self, seconds: float) -> None:
         if seconds >= LONGEST_SLEEP:

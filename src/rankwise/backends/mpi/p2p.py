@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rankwise._mpi import MpiQuickMessages, MpiRequest
+from rankwise._mpi import MpiRequest
 from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
-from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
 from rankwise.contract.work import COMPLETE, Work
 
@@ -28,10 +27,6 @@ OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag a
 
 DTYPES = tuple(DType)  # by number: faster than DType(number)
 _U8 = DType.U8  # faster to look up than a member of the enum
-
-
-class QuickMessages(MpiQuickMessages, Shortcuts):
-    """The native methods come first."""
 
 
 class Channel(composed.Channel):
@@ -75,14 +70,13 @@ class Channel(composed.Channel):
             raise self.failed(error, _where("send", dest, tag, None)) from error
         return COMPLETE if pending is None else Request(self, "send", pending, None, dest, tag)
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object, tests: int = 0) -> Work[None]:
-        """tests: how often to test for the message before this returns. COMPLETE if it has come, unless tag is ANY."""
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         label = ANY if tag == ANY else tag * TAGS_PER_TAG + dtype
         try:
-            pending = self._recv(ptr, count * ITEMSIZE[dtype], src, label, tests, keep)
+            pending = self._recv(ptr, count * ITEMSIZE[dtype], src, label, keep)
         except self.engine_errors as error:
             raise self.failed(error, _where("recv", src, tag, (count, dtype))) from error
-        return COMPLETE if pending is None else Request(self, "recv", pending, (count, dtype), src, tag)
+        return Request(self, "recv", pending, (count, dtype), src, tag)
 
     def probe(self, src: int, tag: int) -> Message | None:
         found = self._find(src, tag, PROBES)
@@ -105,28 +99,6 @@ class Channel(composed.Channel):
     def _taken(self, source: int, tag: int, code: int, memory: bytearray, pending: MpiRequest | None) -> Taken:
         work = COMPLETE if pending is None else Request(self, "recv", pending, None, source, tag)
         return Taken(source, tag, DTYPES[code], memory, work)
-
-    def quick(
-        self,
-        world_size: int,
-        tags: int,
-        header: bytes,
-        busy: Sequence[list[Any]],
-        usable: Callable[[], bool],
-        keep: Callable[[Taken], None],
-    ) -> QuickMessages:
-        """See Communicator.quick_messages. usable: whether the group has not failed, and nothing is measured."""
-
-        def wait(pending: MpiRequest, dest: int, tag: int) -> None:
-            Request(self, "send", pending, None, dest, tag).wait()
-
-        def failed(error: Exception, operation: str, peer: int, tag: int) -> None:
-            raise self.failed(error, _where(operation, peer, tag, None)) from error
-
-        return QuickMessages(
-            self._messages, world_size, tags, header, busy, usable, lambda *found: keep(self._taken(*found)), wait,
-            failed,
-        )  # fmt: skip
 
 
 def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | None) -> str:

@@ -71,7 +71,7 @@ class EngineCommunicator(OpenCommunicator):
         self.receives = self._receives = EngineReceives(comm)
         # For a named collective, the way through `run` would cost more than a small call.
         bind(self, comm, *(operation.name for operation in OPERATIONS))
-        bind(self, comm, "agree", "allocate", "call", "failed", "make_part", "name_group")
+        bind(self, comm, "agree", "allocate", "announce_array", "call", "failed", "make_part", "name_group")
         super().__init__(comm.rank, comm.world_size)
 
     @property

@@ -207,7 +207,7 @@ class Messages(Handle[Context]):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         context = self._live()
         sent = wrap(obj)
-        if not context.group.arrivals.send_object_plain(sent, dest, tag, CODEC.encode):
+        if not context.shortcuts.send_object_plain(sent, dest, tag, CODEC.encode):
             to = context.destination(dest, tag)
             if to is not None:
                 context.group.receives.send_object_now(CODEC.encode(sent), to, int(tag))
@@ -249,7 +249,7 @@ class Messages(Handle[Context]):
         src, label = _ANY.get(source, source), _ANY.get(tag, tag)
         try:
             if status is None:
-                found = context.group.arrivals.recv_object_plain(src, label, None, CODEC.read, None)
+                found = context.shortcuts.recv_object_plain(src, label, None, CODEC.read, None)
                 if found is not NotImplemented:
                     return unwrap(found)
             else:
