@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         command = find_program(program)
         settings = Settings.read()
-        if options.mpi4py or settings.as_mpi4py:
+        if options.mpi4py:
             _find_mpi4py()
         if options.registered:
             os.environ["RANKWISE_REGISTERED"] = "1"
@@ -371,7 +371,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--mpi4py",
         action="store_true",
-        help="make the program's `import mpi4py` find rankwise's, without MPI (default: RANKWISE_AS_MPI4PY)",
+        help="make the program's `import mpi4py` find rankwise's, without MPI",
     )
     parser.add_argument(
         "--registered",

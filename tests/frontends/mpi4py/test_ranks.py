@@ -38,13 +38,13 @@ def test_over_another_backend() -> None:
     assert done.returncode == 0
 
 
-def test_the_variable_does_as_the_option(tmp_path: Path) -> None:
+def test_a_program_that_sets_mpi4py_rc(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import mpi4py.rc\nmpi4py.rc.threads = False\n"
         "from mpi4py import MPI\nprint(MPI.Get_library_version().split()[0])\n"
     )
-    done = run(program, 1, RANKWISE_AS_MPI4PY="1")
+    done = run(program, 1, "--mpi4py")
     assert (done.returncode, done.stdout) == (0, "rankwise\n"), done.stderr
 
 
