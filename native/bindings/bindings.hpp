@@ -19,7 +19,6 @@ void bind_embedding(nb::module_& m);
 void bind_segment(nb::module_& m);
 void bind_comm(nb::module_& m);
 void bind_arrays(nb::module_& m);
-void bind_call_lock(nb::module_& m);
 void bind_plain_pickle(nb::module_& m);
 void bind_streams(nb::module_& m);
 void bind_trace(nb::module_& m);

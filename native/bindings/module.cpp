@@ -9,7 +9,6 @@ NB_MODULE(_native, m) {
     bind_streams(m);
     bind_comm(m);
     bind_arrays(m);
-    bind_call_lock(m);
     bind_plain_pickle(m);
     bind_trace(m);
     bind_totals(m);

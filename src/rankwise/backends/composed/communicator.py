@@ -8,6 +8,7 @@ here of moves and the native kernels, with operands in rank order, so that every
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import CallLock, reduce_local
+from rankwise._native import reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
@@ -75,7 +76,7 @@ class ComposedCommunicator(ComparingCommunicator):
     _most_tags = 1 << 31
 
     def __init__(
-        self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: CallLock | None = None
+        self, rank: int, world_size: int, timeout: float, *, checks: bool, shared_lock: threading.RLock | None = None
     ) -> None:
         """checks, shared_lock: as for ComparingCommunicator."""
         self._forced: dict[str, str] = {}
@@ -137,7 +138,7 @@ class ComposedCommunicator(ComparingCommunicator):
             if tag < least:
                 raise ValueError(f"tag={tag}: expected 0 or more")
             raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
-        if self._refused_by is not None:
+        if self._refusal is not None:
             raise self._refused()
 
     def _message_failed(self, error: Exception, where: str) -> RankwiseError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import CallLock, counted
+from rankwise._native import counted
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
@@ -57,7 +58,7 @@ class ComparingCommunicator(OpenCommunicator):
         *,
         checks: bool,
         inline: Mapping[str, int] | None = None,
-        shared_lock: CallLock | None = None,
+        shared_lock: threading.RLock | None = None,
     ) -> None:
         """checks: whether the ranks compare what they call before each collective.
 
@@ -67,9 +68,14 @@ class ComparingCommunicator(OpenCommunicator):
         self._timeout = timeout
         self.checks = checks and world_size > 1
         self._inline = inline or {}
-        self._call_lock = CallLock(shared_lock, ComparingCommunicator._refused, ComparingCommunicator._failing)
+        self._call_lock = shared_lock or threading.RLock()
+        self._last_call, self._sequence = Call(BARRIER), 0
+        """The call that this rank is in, or was in last, and how many there were."""
+        self._inside = False
+        """Whether it is in progress."""
         self._queue = WorkQueue(f"rankwise {self.backend} stream")
-        self._refusal = None
+        self._refusal: RankwiseError | None = None
+        """What every call raises from now on."""
         self._envelopes: Envelopes | None = None
         super().__init__(rank, world_size)
 
@@ -82,21 +88,6 @@ class ComparingCommunicator(OpenCommunicator):
         self._timeout = seconds
         self._timeout_set(seconds)
 
-    @property
-    def _refusal(self) -> RankwiseError | None:
-        """What every call raises from now on."""
-        return self._refused_by
-
-    @_refusal.setter
-    def _refusal(self, error: RankwiseError | None) -> None:
-        self._refused_by = error
-        self._call_lock.refuses = error is not None
-
-    @property
-    def _last_call(self) -> Call:
-        """The call that this rank is in, or was in last."""
-        return self._call_lock.call if self._call_lock.sequence else Call(BARRIER)  # type: ignore[return-value]
-
     # ---- the contract ----
 
     def call(self, function: Callable[[], T]) -> T:
@@ -107,7 +98,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _drain(self) -> None:
         """Wait for what was started before, unless this thread has the lock, for which that may wait in turn."""
-        if not self._call_lock.held:
+        if not self._call_lock._is_owned():  # type: ignore[attr-defined]
             self._queue.drain()
 
     def start_call(self, function: Callable[[], None]) -> Work[None]:
@@ -138,7 +129,7 @@ class ComparingCommunicator(OpenCommunicator):
                 trouble = f"operations that were started did not complete within {timeout:g} s"
             self._queue.close()
             # If another thread is in a call, it holds the lock, and the engine's resources are not released.
-            if not self._call_lock.acquire(max(0.0, end - time.monotonic())):
+            if not self._call_lock.acquire(timeout=max(0.0, end - time.monotonic())):
                 trouble = "another thread is in a call"
             else:
                 try:
@@ -154,7 +145,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     def forked(self) -> None:
         # The lock's holder, if any, is a thread of the parent.
-        self._call_lock = CallLock(None, ComparingCommunicator._refused, ComparingCommunicator._failing)
+        self._call_lock = threading.RLock()
         self._queue = WorkQueue(f"rankwise {self.backend} stream")
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
@@ -203,15 +194,28 @@ class ComparingCommunicator(OpenCommunicator):
         """One collective, with no other at the same time: move(*args), if all ranks make this call."""
         if self._queue.last is not None:
             self._drain()
-        run: Callable[..., T] = self._call_lock.run
+        run: Callable[..., T] = self._locked
         if measuring.measurements and self.counted:
             nbytes = call.own_bytes(self._rank, self._world_size)
-            run = partial(counted, call.operation.label, 1, nbytes, self._call_lock.run)
+            run = partial(counted, call.operation.label, 1, nbytes, self._locked)
         if not self.checks:
-            return run(self, call, move, args)
+            return run(call, move, args)
         if call.operation is ALL_TO_ALL_V:
-            return run(self, call, self._checked_counts, (call, move, args))
-        return run(self, call, self._checked, (call, calls.payload(call, self._world_size), move, args))
+            return run(call, self._checked_counts, (call, move, args))
+        return run(call, self._checked, (call, calls.payload(call, self._world_size), move, args))
+
+    def _locked(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
+        with self._call_lock:
+            try:
+                self._check_refusal()
+                self._sequence += 1
+                self._last_call, self._inside = call, True
+                return move(*args)
+            except BaseException as error:
+                self._failing(error)
+                raise
+            finally:
+                self._inside = False
 
     def _failing(self, error: BaseException) -> None:
         """A call has raised, so the group may fail. Raises what explains an engine's error."""
@@ -250,7 +254,7 @@ class ComparingCommunicator(OpenCommunicator):
         mine = np.array((call.send_sizes, call.recv_sizes), np.int64)
         everybody = np.empty((self._world_size, *mine.shape), np.int64)
         self._checked(call, mine.nbytes, self._collect, (address(mine), address(everybody), mine.nbytes))
-        difference = calls.unmatched(call, everybody, self._call_lock.sequence)
+        difference = calls.unmatched(call, everybody, self._sequence)
         if difference is not None:
             self._fail(difference, known_to_all=True)
             raise difference
@@ -266,7 +270,7 @@ class ComparingCommunicator(OpenCommunicator):
         everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
         self._collect(address(mine), address(everybody), mine.nbytes)
         described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
-        return calls.mismatch(described, self._call_lock.sequence)
+        return calls.mismatch(described, self._sequence)
 
     def _split(self, color: int, key: int) -> OpenCommunicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)

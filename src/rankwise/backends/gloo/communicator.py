@@ -298,7 +298,7 @@ class GlooCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)
         settles = self.settles_timeouts
-        return self._record.explain(error, where, self._call_lock.sequence, self._timeout, settles_timeouts=settles)
+        return self._record.explain(error, where, self._sequence, self._timeout, settles_timeouts=settles)
 
     def explain_timeout(self, call: str, sequence: int) -> RankwiseError:
         return self._record.explain(TimeoutError("it took too long"), call, sequence, self._timeout)

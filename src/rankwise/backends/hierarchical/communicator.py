@@ -448,7 +448,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _explained(self, error: RankwiseError, ranks: Sequence[int]) -> RankwiseError:
         """The group's error for an error of one of its parts, which has these ranks."""
-        call, sequence = self._last_call, self._call_lock.sequence
+        call, sequence = self._last_call, self._sequence
         found = of_the_group(error, ranks, call.operation.name, sequence)
         if isinstance(found, CollectiveTimeout):
             found = latest(found, self._flat.explain_timeout(str(call), sequence))

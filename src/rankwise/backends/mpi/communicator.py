@@ -122,8 +122,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
     def present_call(self) -> tuple[int, str] | None:
         if self._recovering:
             return self._recoveries, self._recovering
-        lock = self._call_lock
-        return (lock.sequence, str(lock.call)) if lock.inside and not self._returned else None
+        return (self._sequence, str(self._last_call)) if self._inside and not self._returned else None
 
     def give_up(self) -> bool:
         return self._tolerance is not None and not self._recovering and self._tolerance.give_up()
@@ -341,7 +340,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         return part
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
-        where = where or f"{self._last_call} #{self._call_lock.sequence}"
+        where = where or f"{self._last_call} #{self._sequence}"
         self._returned = True
         if self._tolerance is not None:
             found = self._tolerance.explain(error, where, self._timeout)
@@ -350,7 +349,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         text = " ".join(str(error).split())
         if isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             message = f"another rank sent more than rank {self._rank} expected in {where}: {text}"
-            return MismatchError(message, calls={self._rank: where}, sequence=self._call_lock.sequence)
+            return MismatchError(message, calls={self._rank: where}, sequence=self._sequence)
         return RankwiseError(f"MPI failed in {where}: {text}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankwise._native import CallLock
 from rankwise.backends.mpi import functions
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ T = TypeVar("T")
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
 
-_ONE_AT_A_TIME = CallLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
+_ONE_AT_A_TIME = threading.RLock()  # the lock of all calls into an MPI without MPI_THREAD_MULTIPLE
 
 
 class Transport:

@@ -188,7 +188,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._check_failure()
             now = time.monotonic()
             if now > end:
-                operation, sequence = self._last_call.operation.name, self._call_lock.sequence
+                operation, sequence = self._last_call.operation.name, self._sequence
                 why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {operation}"
                 error = CollectiveTimeout(why, limit=limit, operation=operation, sequence=sequence)
                 if timeout is None:
@@ -424,7 +424,7 @@ class NcclCommunicator(ComposedCommunicator):
         self._nccl.comm_split(self._comm, _NO_COLOR, 0, 0)
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
-        return RankwiseError(f"{self._last_call} #{self._call_lock.sequence}: {error}")
+        return RankwiseError(f"{self._last_call} #{self._sequence}: {error}")
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Abort: the kernels that wait for other ranks end, and `side` informs the other ranks."""
