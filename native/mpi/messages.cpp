@@ -64,11 +64,6 @@ public:
         });
         return pending(std::move(request));
     }
-    nb::object send_bytes(nb::bytes data, int dest, int tag) const {
-        const auto ptr = reinterpret_cast<Address>(data.data());
-        const size_t bytes = data.size();
-        return send(ptr, bytes, dest, tag, std::move(data));
-    }
     MpiRequest recv(Address ptr, uint64_t bytes, int source, int tag, nb::object keep) const {
         MpiRequest request(mpi_, std::move(keep));
         const int from = source == rankwise::kAny ? mpi_->any_source : source;
@@ -165,7 +160,6 @@ NB_MODULE(_mpi, m) {
              nb::arg("tag_at"), nb::arg("exception"), nb::arg("wide"))
         .def("send", &MpiMessages::send, nb::arg("ptr"), nb::arg("bytes"), nb::arg("dest"), nb::arg("tag"),
              nb::arg("keep").none())
-        .def("send_bytes", &MpiMessages::send_bytes, nb::arg("data"), nb::arg("dest"), nb::arg("tag"))
         .def("recv", &MpiMessages::recv, nb::arg("ptr"), nb::arg("bytes"), nb::arg("source"), nb::arg("tag"),
              nb::arg("keep").none())
         .def("find", &MpiMessages::find, nb::arg("source"), nb::arg("tag"), nb::arg("probes"))

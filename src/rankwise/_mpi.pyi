@@ -38,7 +38,6 @@ class MpiMessages:
         """
 
     def send(self, ptr: int, bytes: int, dest: int, tag: int, keep: object) -> MpiRequest | None: ...
-    def send_bytes(self, data: bytes, dest: int, tag: int) -> MpiRequest | None: ...
     def recv(self, ptr: int, bytes: int, source: int, tag: int, keep: object) -> MpiRequest:
         """source, tag: or ANY."""
 

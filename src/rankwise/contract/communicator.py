@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 import zlib
 from abc import ABC, abstractmethod
@@ -252,12 +251,6 @@ class Communicator(Collectives, Closeable):
     @abstractmethod
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         """Send to `dest`; returns at once. Messages match by (source, tag) in the order sent."""
-
-    def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
-        """Send `data` as elements of U8, as `send` does. The communicator keeps `data` alive until it is sent."""
-        ptr = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
-        assert ptr is not None
-        return self.send(ptr, len(data), DType.U8, dest, tag, data)
 
     @abstractmethod
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:

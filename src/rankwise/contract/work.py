@@ -160,7 +160,7 @@ class Completed(Work[None]):
 
 
 COMPLETE = Completed()
-"""An operation that is complete, without an error. Code that receives this object may skip calling its methods."""
+"""An operation that is complete, without an error."""
 
 
 _PERIOD = 1.0  # seconds between two checks whether another thread has cancelled the Work

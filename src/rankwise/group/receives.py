@@ -68,7 +68,8 @@ class ReceiveQueue(Receives):
         return self._post("recv_object", src, tag, _check_object)
 
     def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
-        return self.comm.send_bytes(b"".join((MAGIC, *parts)), dest, tag)
+        message = np.frombuffer(b"".join((MAGIC, *parts)), np.uint8)
+        return self.comm.send(address(message), message.nbytes, _U8, dest, tag, message)
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))

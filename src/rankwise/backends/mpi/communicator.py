@@ -31,7 +31,6 @@ from rankwise.backends.mpi.reductions import Reduction, reductions
 from rankwise.backends.mpi.transport import Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG, Watched
 from rankwise.backends.mpi.words import WindowWords
-from rankwise.contract import measuring
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
@@ -135,12 +134,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         return self._words[-1]
 
     # ---- point-to-point ----
-
-    def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
-        if measuring.measurements:
-            return super().send_bytes(data, dest, tag)
-        self._check_message(len(data), dest, tag)
-        return self._channel.send_bytes(data, dest, tag)
 
     def await_arrival(self, seconds: float) -> None:
         if seconds >= LONGEST_SLEEP:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rankwise._mpi import MpiRequest
 from rankwise.backends.composed import communicator as composed
@@ -26,7 +25,6 @@ SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
 
 DTYPES = tuple(DType)  # by number: faster than DType(number)
-_U8 = DType.U8  # faster to look up than a member of the enum
 
 
 class Channel(composed.Channel):
@@ -45,11 +43,7 @@ class Channel(composed.Channel):
         super().__init__()
         messages, guard = transport.messages, transport.guard
         self._messages, self.guard = messages, guard
-        self._send, self._send_bytes, self._recv = (
-            guard(messages.send),
-            guard(messages.send_bytes),
-            guard(messages.recv),
-        )
+        self._send, self._recv = guard(messages.send), guard(messages.recv)
         self._find, self._take = guard(messages.find), guard(messages.take)
         self._closed = transport.mpi.ERR_COMM
         self.engine_errors = engine_errors
@@ -58,14 +52,8 @@ class Channel(composed.Channel):
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
-        return self._sent(self._send, dest, tag, ptr, count * ITEMSIZE[dtype], dest, tag * TAGS_PER_TAG + dtype, keep)
-
-    def send_bytes(self, data: bytes, dest: int, tag: int) -> Work[None]:
-        return self._sent(self._send_bytes, dest, tag, data, dest, tag * TAGS_PER_TAG + _U8)
-
-    def _sent(self, begin: Callable[..., MpiRequest | None], dest: int, tag: int, *args: Any) -> Work[None]:
         try:
-            pending = begin(*args)
+            pending = self._send(ptr, count * ITEMSIZE[dtype], dest, tag * TAGS_PER_TAG + dtype, keep)
         except self.engine_errors as error:
             raise self.failed(error, _where("send", dest, tag, None)) from error
         return COMPLETE if pending is None else Request(self, "send", pending, None, dest, tag)
