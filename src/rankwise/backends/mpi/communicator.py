@@ -111,7 +111,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._recoveries = 0
         self._returned = False  # from MPI, with an error
         # Most calls need these, so they are looked up once.
-        self._memory, self._byte, self._most = transport.memory, transport.byte, transport.most
+        self._memory, self._most = transport.memory, transport.most
         self._here = MPI.IN_PLACE
         self._most_tags = transport.most_tags
         self._reductions = reductions(MPI)
@@ -163,11 +163,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._comm.Scatter(whole, self._transport.bytes(recv, size), root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        if size > self._most:
-            self._comm.Allgather(self._transport.bytes(send, size), self._transport.each(recv, size))
-            return
-        whole = self._memory(recv, size * self._world_size)
-        self._comm.Allgather((self._memory(send, size), size, self._byte), (whole, size, self._byte))
+        self._mover(send, recv, size)()
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         self._comm.Alltoall(self._transport.each(send, size), self._transport.each(recv, size))
