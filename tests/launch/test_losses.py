@@ -53,7 +53,7 @@ def process(number: int, replaced: RankProcess | None = None) -> RankProcess:
     return rank
 
 
-def run(tmp_path: Path, *options: str, deeds: str, grace: float = 1.0) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *options: str, deeds: str, grace: float = 10.0) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = ["env", f"RANKWISE_GRACE={grace}", *RUN, *options, str(tmp_path / "program.py"), deeds, str(tmp_path)]
     with (tmp_path / "stderr").open("w") as stderr:

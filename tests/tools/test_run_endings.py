@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 RUN = [sys.executable, "-m", "rankwise", "run"]
 HASTY_RUN = ["env", "RANKWISE_GRACE=0.1", *RUN]  # where ranks do nothing more after it
-PATIENT_RUN = ["env", "RANKWISE_GRACE=40", *RUN]  # where what ranks print after the first failure matters
+PATIENT_RUN = ["env", "RANKWISE_GRACE=400", *RUN]  # where what ranks print after the first failure matters
 
 # A program: after four operations one rank does what argv says while the others enter all_reduce, of which one
 # comes when that rank has ended. If that rank has given its part by then, the others may complete this all_reduce, but
@@ -288,16 +289,62 @@ group.barrier()
     assert not any(lives(pid) for pid in pids)
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cause", ["the launcher's SIGTERM", "the failure of another rank"])
+def test_a_rank_that_ends_gets_one_signal_and_time_for_its_handler(tmp_path: Path, cause: str) -> None:
+    program = """
+import os, signal, sys, time
+def save(signum, frame):
+    print("begins", flush=True)
+    time.sleep(2)
+    print("ends", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open(f"{sys.argv[1]}/{os.environ['RANKWISE_RANK']}", "w").write(f"{os.getpid()}\\n")
+while True:
+    time.sleep(1)
+"""
+    words = [*RUN, "-n", "2", "--grace", "20", "python", "-c", program, tmp_path]
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pids = pids_in(tmp_path, 2)
+    if cause == "the launcher's SIGTERM":
+        launcher.terminate()
+        status, survivors = 128 + signal.SIGTERM, 2
+    else:
+        os.kill(pids[1], signal.SIGKILL)
+        status, survivors = 128 + signal.SIGKILL, 1
+    out, _ = launcher.communicate(timeout=100)
+    assert (out.split(), launcher.returncode) == (["begins"] * survivors + ["ends"] * survivors, status)
+
+
+def test_announcements_of_the_scheduler_are_passed_on(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+signals = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+open(f"{sys.argv[1]}/{os.environ['RANKWISE_RANK']}", "w").write(f"{os.getpid()}\\n")
+print(*sorted([signal.sigwait(signals).name, signal.sigwait(signals).name]))
+"""
+    default = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+    words = [*RUN, "-n", "2", "python", "-c", program, tmp_path]
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default)
+    pids_in(tmp_path, 2)
+    launcher.send_signal(signal.SIGUSR1)
+    launcher.send_signal(signal.SIGUSR2)
+    assert launcher.communicate(timeout=100) == ("SIGUSR1 SIGUSR2\n" * 2, "")
+    assert launcher.returncode == 0
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_kills_at_once(tmp_path: Path, signum: int, code: int) -> None:
     script = "trap '' INT TERM; echo $$ > $0/$RANKWISE_RANK; sleep 30; sleep 30"
     launcher = subprocess.Popen([*RUN, "-n", "2", "sh", "-c", script, tmp_path], stderr=subprocess.PIPE)
     pids = pids_in(tmp_path, 2)
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signum)
     time.sleep(0.2)
     assert all(lives(pid) for pid in pids)
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signum)
     assert launcher.communicate(timeout=100)[1] == b"", "they were ended, and not killed at once"
-    assert launcher.returncode == 130
+    assert launcher.returncode == code
     assert not any(lives(pid) for pid in pids)
 
 

@@ -67,7 +67,7 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
     at = words.index("--") if "--" in words else len(words)
     (folder / "program.py").write_text(PROGRAM)
     command = [*RANKWISE, "run", "-n", "3", *words[:at], "program.py", *words[at + 1 :]]
-    return execute(command, folder, RANKWISE_GRACE="40", **environment)
+    return execute(command, folder, RANKWISE_GRACE="400", **environment)
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])

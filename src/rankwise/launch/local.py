@@ -36,6 +36,8 @@ TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
     from rankwise.launch.nodes import Nodes
 
+OWN_ERRORS = 0.1  # of the grace, in which the others may end by their own errors after a rank has failed
+KILLED = 1.0  # seconds in which a killed process is gone
 LAST_LINES = 5.0  # seconds that left-out ranks may still run after all others have ended
 HOLD = 1.0  # seconds that a traceback is held back while its rank runs
 QUIET = 0.1  # seconds without output after which an incomplete line is shown on a terminal
@@ -53,7 +55,8 @@ class LocalJob:
 
     argv: the command, which is the same for every rank. stdin: the rank that inherits it, or None. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
-    RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. spans: whether to collect the spans of
+    RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. grace: seconds from the signal that ends a rank to SIGKILL, by
+    default RANKWISE_GRACE. spans: whether to collect the spans of
     rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by default those of this process.
     losses: what to do about a lost rank (by default the job ends), and which ranks were lost.
     nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this
@@ -77,6 +80,7 @@ class LocalJob:
         pass_fds: Sequence[int] = (),
         backend: str | None = None,
         timeout: float | None = None,
+        grace: float | None = None,
         spans: bool = False,
         places: Sequence[Collection[int]] | None = None,
         losses: Losses | None = None,
@@ -102,7 +106,7 @@ class LocalJob:
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
-        self._grace = Settings.read().grace
+        self._grace = Settings.read().grace if grace is None else grace
         self._places = places
         self._keep_spans = spans or (nodes is not None and nodes.spans)
         self.nodes = nodes
@@ -201,9 +205,10 @@ class LocalJob:
         while self.running():
             self.step(None)
         if leftovers(self._started):
-            now = time.monotonic()
-            self._plan = [(now, signal.SIGTERM), (now + self._grace, signal.SIGKILL)]
-            while leftovers(self._started) and time.monotonic() < now + 2 * self._grace:
+            if not self._ending and self.interrupted is None:
+                self._end(signal.SIGTERM)
+            killed = self._plan[-1][0] if self._plan else time.monotonic()
+            while leftovers(self._started) and time.monotonic() < killed + KILLED:
                 self.step(0.01)
         self._over = True
         for fd in list(self._pipes):
@@ -218,15 +223,21 @@ class LocalJob:
                 self.step(None)
 
     def interrupt(self, signum: int) -> None:
-        """Pass a signal on to the ranks. Those that it does not end are ended a moment later.
+        """End the ranks with this signal, unless they are being ended already; `step` sends it.
 
         May be called from a signal handler.
         """
         if self.interrupted is None:
             self.interrupted = signum
             self.survivors = self.running()
-            self._end_after_grace()
-        self._signal_all(signum)
+            if not self._ending:
+                self._end(signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Send a signal to the process of each rank that runs. May be called from a signal handler."""
+        for rank in self.ranks:
+            if rank.returncode is None and rank.process.returncode is None:
+                os.kill(rank.pid, signum)
 
     @property
     def segment_fd(self) -> int:
@@ -465,7 +476,7 @@ class LocalJob:
         elif (action := self.losses.add(rank)) == END:
             self.survivors = self.running()
             self.failures += self.losses.without
-            self._end_after_grace()
+            self._end(signal.SIGTERM, OWN_ERRORS * self._grace)
         else:
             self._go_on(rank, action)
             if self.nodes is not None:
@@ -493,7 +504,7 @@ class LocalJob:
             self.interrupt(nodes.ending)
         elif nodes.ending == 0 and not (self.failures or self._plan or self._ending):
             self.survivors = self.running()
-            self._end_after_grace()
+            self._end(signal.SIGTERM, OWN_ERRORS * self._grace)
 
     def _go_on(self, rank: RankProcess, action: str) -> None:
         """The job goes on after this loss: end what the rank has left, and start it again or leave its place empty."""
@@ -516,9 +527,10 @@ class LocalJob:
     def running(self) -> int:
         return sum(rank.returncode is None for rank in self.ranks)
 
-    def _end_after_grace(self) -> None:
-        now = time.monotonic()
-        self._plan = [(now + self._grace, signal.SIGTERM), (now + 2 * self._grace, signal.SIGKILL)]
+    def _end(self, signum: int, wait: float = 0.0) -> None:
+        """Send this signal to all ranks `wait` seconds from now, once, and SIGKILL after the grace."""
+        at = time.monotonic() + wait
+        self._plan = [(at, signum), (at + self._grace, signal.SIGKILL)]
 
     def _signal_all(self, signum: int) -> None:
         for rank in () if self._over else self._started:  # once they are over, their pids may be other processes'
@@ -559,7 +571,8 @@ class LocalJob:
         """End all processes that still run and release everything."""
         try:
             if not self._over:
-                self._signal_all(signal.SIGTERM)
+                if not self._ending:
+                    self._signal_all(signal.SIGTERM)
                 deadline = time.monotonic() + self._grace
                 while leftovers(self._started) and time.monotonic() < deadline:
                     time.sleep(0.01)

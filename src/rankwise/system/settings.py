@@ -68,8 +68,9 @@ class Settings:
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300; rankwise.watch: 60)
-    RANKWISE_GRACE          seconds in which ranks may end on their own after another has failed, and again after
-                            SIGTERM, before they are killed (default 1)
+    RANKWISE_GRACE          seconds from the one signal that ends a rank (SIGTERM, or the launcher's own) to SIGKILL
+                            (default 10), as the option --grace. If another rank has failed, a tenth of it passes
+                            before that signal, so that each rank may print its own error
     RANKWISE_ALLOW_PICKLE   1 or 0: whether operations on objects allow pickles unless their argument says otherwise
                             (default 0), as rw.init(allow_pickle=True); the same on all ranks, which must trust each
                             other
@@ -122,7 +123,7 @@ class Settings:
         self.backend = environ.get("RANKWISE_BACKEND") or None
         given = _read(environ, "RANKWISE_TIMEOUT", _seconds, TIMEOUT)
         self.timeout_given, self.timeout = given is not None, given or 300.0
-        self.grace = _read(environ, "RANKWISE_GRACE", _seconds, TIMEOUT) or 1.0
+        self.grace = _read(environ, "RANKWISE_GRACE", _seconds, TIMEOUT) or 10.0
         self.allow_pickle = _switch(environ, "RANKWISE_ALLOW_PICKLE") is True
         self.trace = environ.get("RANKWISE_TRACE") or None
         self.trace_fd = integer(environ, "RANKWISE_TRACE_FD")

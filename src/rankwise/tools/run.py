@@ -49,9 +49,10 @@ DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
 its rank. Output is printed in whole lines, and equal tracebacks of several ranks are printed once. A line
 longer than {longest} is printed in pieces; if meanwhile other ranks print more than {waiting}, which is
-held back, the line is broken there. When a rank fails, the others are ended, the command exits
-with the failed rank's exit code, and the last line names that rank and what it was doing. When an
-operation times out, the last lines name the rank that did not come and show its Python stack.
+held back, the line is broken there. When a rank fails, the others are ended (by one SIGTERM and, after
+--grace, by SIGKILL), the command exits with the failed rank's exit code, and the last line names that rank
+and what it was doing. When an operation times out, the last lines name the rank that did not come and show
+its Python stack.
 
 With --restarts or --keep-going the job goes on when a rank is lost, that is killed, or exits with
 another status than 0. A line says at once which rank was lost, how and where, the last line repeats
@@ -95,7 +96,9 @@ two hosts, 8 ranks on each; the second command is for the second host:
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
 already, the number of usable cores divided by the number of ranks on this host. One rank inherits
-standard input unless that is a terminal. Ctrl-C reaches every rank; a second Ctrl-C kills them at once.
+standard input unless that is a terminal. Ctrl-C, SIGTERM and SIGHUP reach every rank, which may take
+--grace to end; the second one kills them at once. SIGUSR1 and SIGUSR2 are passed on to every rank of this
+host, and the job goes on. By default they kill a rank that has no handler for them.
 A rank that is started again has the same number, environment and standard streams; RANKWISE_RESTART
 says 1, 2, ...
 """
@@ -141,6 +144,7 @@ def main(argv: Sequence[str]) -> int:
                 stdin=stdin,
                 backend=options.backend,
                 timeout=options.timeout,
+                grace=options.grace,
                 spans=policy.always is not None,
                 places=places,
                 losses=losses,
@@ -335,6 +339,12 @@ def _parser() -> Parser:
         help="how many seconds an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
     )
     parser.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="how many seconds a rank has from the signal that ends it to SIGKILL (default: RANKWISE_GRACE, else 10)",
+    )
+    parser.add_argument(
         "--trace",
         metavar="FILE",
         help="write the last operations of each rank, and the spans of rankwise.trace, to FILE, which rankwise trace "
@@ -468,7 +478,7 @@ def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:
             job.wait()
             trace_line = policy.trace_of(job)
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return 128 + (job.interrupted or signal.SIGINT)
     if trace_line is not None:
         output.note(f"rankwise: {trace_line}")
     if line := job.ending.line:
@@ -478,7 +488,10 @@ def _run(job: LocalJob, output: OutputMultiplexer, policy: TracePolicy) -> int:
 
 @contextmanager
 def _signals_passed_to(job: LocalJob) -> Iterator[None]:
-    """Pass Ctrl-C, SIGTERM and SIGHUP on to the ranks; the second signal kills the ranks at once."""
+    """End the ranks by the Ctrl-C, SIGTERM or SIGHUP that comes, and kill them at once by the second.
+
+    SIGUSR1 and SIGUSR2, by which schedulers announce that they will end a job, are the program's business.
+    """
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if job.interrupted is None:
@@ -487,12 +500,18 @@ def _signals_passed_to(job: LocalJob) -> Iterator[None]:
             job.kill()
             raise KeyboardInterrupt
 
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        job.pass_on(signum)
+
     os.set_blocking(job.wake_writer, False)
     signal.set_wakeup_fd(job.wake_writer)
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
-        signals.append(signal.SIGHUP)
-    before = {signum: signal.signal(signum, handle) for signum in signals}
+    handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), handle)
+    handlers |= {
+        signum: handler
+        for signum, handler in ((signal.SIGHUP, handle), (signal.SIGUSR1, pass_on), (signal.SIGUSR2, pass_on))
+        if signal.getsignal(signum) is not signal.SIG_IGN  # as SIGHUP is under nohup
+    }
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield
     finally:
