@@ -49,9 +49,9 @@ PIPE_LIMIT = 1 << 20  # bytes that a pipe can hold
 class LocalJob:
     """The n ranks of a job, or of this node if the job has several: n processes of one command.
 
-    `with LocalJob(...) as job:` starts them; at the end of the block none of their processes runs any
-    more. In between, `wait` forwards their output and watches them. When one rank fails, the others
-    are notified, get a moment to report their errors, and are ended.
+    `with LocalJob(...) as job:` starts them; at the end of the block none of their processes runs any more. In between,
+    `wait` forwards their output and watches them. When one rank fails, the others are notified, get a moment to report
+    their errors, and are ended.
 
     argv: the command, which is the same for every rank. stdin: the rank that inherits it, or None. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
@@ -59,15 +59,13 @@ class LocalJob:
     default RANKWISE_GRACE. spans: whether to collect the spans of
     rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by default those of this process.
     losses: what to do about a lost rank (by default the job ends), and which ranks were lost.
-    nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this
-    process has only one thread, so that each rank can be forked and register with the watchdog before it
-    runs its command. Otherwise a rank is registered a moment later, and the command itself must end if this
-    process is killed in that moment.
+    nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this process has only
+    one thread, so that each rank can be forked and register with the watchdog before it runs its command. Otherwise a
+    rank is registered a moment later, and the command itself must end if this process is killed in that moment.
 
-    Raises ValueError for n below 1 or above MOST_RANKS, or a timeout that is 0, negative or endless, or an invalid
-    variable of the environment; MemoryError when
-    there is no room for the shared memory; OSError when a process cannot be started, or this one may not open the files
-    that so many ranks take.
+    Raises ValueError for n below 1 or above MOST_RANKS, a timeout that is 0, negative or endless, or an invalid variable
+    of the environment; MemoryError when there is no room for the shared memory; OSError when a process cannot be
+    started, or this one may not open the files that so many ranks take.
     """
 
     def __init__(
