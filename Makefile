@@ -55,6 +55,7 @@ lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI ru
 	@rm -rf build/tidy && mkdir -p build/tidy
 	@for folder in $$(find native/core native/capi -name '*.cpp' -printf '%h\n' | sort -u); do \
 		printf '#include "%s"\n' "$$folder"/*.cpp >"build/tidy/$$(basename "$$folder").cpp"; done
+	@printf '#include "%s"\n' native/watch/call_*.cpp native/watch/roll_call.cpp native/watch/watched_calls.cpp >build/tidy/watch.cpp
 	@find build/tidy -name '*.cpp' -print0 | xargs -0 -n 1 -P "$$(nproc)" sh -c \
 		'out=$$("$$0" --quiet "$$1" -- -std=c++20 $(TIDY_OPTIONS) 2>&1) || { echo "$$out"; exit 1; }' $(ENV)/bin/clang-tidy
 

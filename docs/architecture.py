@@ -13,7 +13,6 @@ TEXTS = {
     "tools": "the command rankwise",
     "elastic": "state that outlives a rank",
     "pool": "ranks that stay",
-    "watch": "a roll call on MPI",
     "overlap": "gradients in buckets",
     "group": "operations on arrays",
     "launch": "starting ranks",

@@ -54,6 +54,7 @@ def main() -> None:
     assert os.listdir(rw.get_include()) == ["rankwise.h"]
     if get_config_var("Py_GIL_DISABLED"):
         import_module("rankwise._mpi")
+        import_module("rankwise._watch")
         assert not sys._is_gil_enabled(), "a module has turned the GIL on"  # type: ignore[attr-defined]
     for words in (["--version"], ["run", "--help"], ["doctor"]):
         subprocess.run([sys.executable, "-m", "rankwise", *words], check=True, capture_output=True, timeout=200)

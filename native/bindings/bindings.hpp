@@ -25,7 +25,6 @@ void bind_trace(nb::module_& m);
 void bind_totals(nb::module_& m);
 void bind_registered(nb::module_& m);
 void bind_words(nb::module_& m);
-void bind_watch(nb::module_& m);
 
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }

@@ -14,5 +14,4 @@ NB_MODULE(_native, m) {
     bind_totals(m);
     bind_registered(m);
     bind_words(m);
-    bind_watch(m);
 }

@@ -6,10 +6,8 @@ from typing import Any, TypeVar
 from rankwise.contract.message import Arrival
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.work import Work
-from rankwise.watch.recorder import Recorder
 
 T = TypeVar("T")
-watch: Recorder
 
 class Request(Arrival):
     """A send or receive. Until it is complete, source and tag are None."""

@@ -13,8 +13,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from rankwise._native import watch
-from rankwise.watch.operations import EQUAL, MAKES_COMM, MPI, MPI_NUMBERS, REDUCTIONS, WAITS, Operation
+from rankwise import _watch as watch
+from rankwise.frontends.watch.operations import EQUAL, MAKES_COMM, MPI, MPI_NUMBERS, REDUCTIONS, WAITS, Operation
 
 # These make a communicator of the same ranks.
 _COPIES = ("Clone", "Dup", "Dup_with_info", "Idup", "Idup_with_info")

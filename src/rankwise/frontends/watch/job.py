@@ -8,12 +8,12 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from rankwise import _native
+from rankwise import _native, _watch
 from rankwise.contract.job import Job
+from rankwise.frontends.watch.operations import ALL, REDUCTIONS
+from rankwise.frontends.watch.trace import write_at_end
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
-from rankwise.watch.operations import ALL, REDUCTIONS
-from rankwise.watch.trace import write_at_end
 
 _SIGNAL = signal.SIGRTMAX - 4  # one that programs and MPI libraries leave alone
 MEETING = 60.0  # seconds that the ranks of a host may take to start
@@ -34,7 +34,7 @@ def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
     # A signal makes faulthandler write the stacks although another thread keeps the interpreter's lock.
     dump = os.memfd_create("rankwise-stacks", os.MFD_CLOEXEC)
     faulthandler.register(_SIGNAL, file=dump, all_threads=True)
-    _native.watch.start(
+    _watch.start(
         segment=segment,
         rank=local,
         number=job.rank,

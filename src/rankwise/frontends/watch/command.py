@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwise.frontends.watch import job
+from rankwise.frontends.watch.imports import after_import
 from rankwise.system.settings import Settings
-from rankwise.watch import job
-from rankwise.watch.imports import after_import
 
 TIMEOUT = 60.0
 
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
         settings = Settings.read()
         timeout = settings.timeout if settings.timeout_given else TIMEOUT
     job.start(timeout, options.abort, options.trace)
-    after_import({"mpi4py.MPI": "rankwise.watch.mpi", "torch.distributed.distributed_c10d": "rankwise.watch.torch"})
+    here = "rankwise.frontends.watch"
+    after_import({"mpi4py.MPI": f"{here}.mpi", "torch.distributed.distributed_c10d": f"{here}.torch"})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nothing is lost if the job is ended
     sys.argv = [options.program, *options.arguments]
@@ -93,7 +94,3 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("program", help="the program's file, or the module's name")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

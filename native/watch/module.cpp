@@ -8,7 +8,7 @@
 #include "failure/watchdog.hpp"
 #include "numpy_arrays.hpp"
 #include "watch/call_checker.hpp"
-#include "watched_stacks.hpp"
+#include "watch/watched_stacks.hpp"
 
 using namespace rankwise;
 
@@ -193,7 +193,7 @@ PyTypeObject* function_type() {
     static PyTypeObject type = [] {
         PyTypeObject t{};
         t.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
-        t.tp_name = "rankwise.watch.Function";
+        t.tp_name = "rankwise._watch.Function";
         t.tp_basicsize = sizeof(Function);
         t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
         t.tp_vectorcall_offset = offsetof(Function, call);
@@ -258,8 +258,10 @@ void start(std::shared_ptr<Segment> segment, int rank, int number, int world_siz
 
 }  // namespace
 
-void bind_watch(nb::module_& m) {
-    nb::module_ w = m.def_submodule("watch", "Watching the calls that a program makes to another library.");
+NB_MODULE(_watch, w) {
+    w.doc() = "Watching the calls that a program makes to another library.";
+    nb::set_leak_warnings(false);
+    nb::module_::import_("rankwise._native");  // makes its types known
     comm_attribute = PyUnicode_InternFromString("_watched");
     function_type();
     w.def("start", &start, nb::arg("segment"), nb::arg("rank"), nb::arg("number"), nb::arg("world_size"),

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise._native import Segment, SegmentView, watch
+from rankwise import _watch
+from rankwise._native import Segment, SegmentView
 
 
 def write_at_end(segment: Segment, path: Path) -> None:
@@ -21,7 +22,7 @@ def write_at_end(segment: Segment, path: Path) -> None:
         OSError: the file cannot be written.
     """
     path.write_text("")
-    command = [sys.executable, "-m", "rankwise.watch.trace", str(path), str(segment.fd), str(os.getpid())]
+    command = [sys.executable, "-m", "rankwise.frontends.watch.trace", str(path), str(segment.fd), str(os.getpid())]
     subprocess.Popen(
         [*command, "python", "-m", "rankwise.watch", *sys.argv[1:]],
         stdin=subprocess.DEVNULL,
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         os.close(pidfd)
     view = SegmentView(int(fd))
     ranks = range(view.world_size)
-    failure = watch.failure(Segment.attach(int(fd))) or None
+    failure = _watch.failure(Segment.attach(int(fd))) or None
     ended = [None if failure is None else "ended with the job" for _ in ranks]
     trace_of(int(fd), command, ended, [b""] * len(ranks), failure).write(Path(path))
 

@@ -114,7 +114,7 @@ MPI: tuple[Operation, ...] = (
     *(Operation(name, "sync", True) for name in WAITS),
 )
 
-# torch.distributed's functions; rankwise.watch.torch reads their arguments.
+# torch.distributed's functions; rankwise.frontends.watch.torch reads their arguments.
 _TORCH_COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",

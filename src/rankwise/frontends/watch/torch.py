@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from rankwise._native import watch
+from rankwise import _watch as watch
 from rankwise.contract.types import DTYPE_NAMES
-from rankwise.watch.mpi import identity
-from rankwise.watch.operations import REDUCTIONS, TORCH_NUMBERS
+from rankwise.frontends.watch.mpi import identity
+from rankwise.frontends.watch.operations import REDUCTIONS, TORCH_NUMBERS
 
 # Which argument is measured, if its size is the same on all ranks.
 _MEASURED = {

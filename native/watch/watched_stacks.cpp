@@ -1,4 +1,4 @@
-#include "watched_stacks.hpp"
+#include "watch/watched_stacks.hpp"
 
 #include <signal.h>
 #include <unistd.h>
@@ -21,7 +21,8 @@ constexpr int kAnswer = 300, kDump = 300;  // ms
 
 // A line of a stack that says how this package started the program.
 bool starts_program(std::string_view line) {
-    return line.find("<frozen runpy>") != line.npos || line.find("/rankwise/watch/__main__.py") != line.npos;
+    return line.find("<frozen runpy>") != line.npos || line.find("/rankwise/watch.py") != line.npos ||
+           line.find("/rankwise/frontends/watch/command.py") != line.npos;
 }
 
 // Without these lines and the code below them.

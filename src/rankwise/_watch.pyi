@@ -1,0 +1,74 @@
+"""Records the calls that this process makes to another library. All ranks number what they name alike."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankwise._native import Segment
+
+def start(
+    segment: Segment,
+    rank: int,
+    number: int,
+    world_size: int,
+    operations: Sequence[tuple[str, str, bool, bool]],
+    reductions: Sequence[str],
+    timeout: float,
+    abort: bool,
+    dump: int,
+    signal: int,
+) -> None:
+    """Begin to record, and to compare with the other ranks of the segment in a thread of its own.
+
+    number: of the rank in the job. operations: name, as what the trace shows it, whether it is a message, whether
+    it has a root. reductions: their names, the last one for those without a name. dump: a file to which the
+    process writes its stacks when it gets `signal`.
+    """
+
+def function(
+    function: Callable[..., Any],
+    operation: int,
+    buffer: tuple[int, str] | None = None,
+    other: tuple[int, str] | None = None,
+    root: tuple[int, str] | None = None,
+    reduction: tuple[int, str] | None = None,
+    tag: tuple[int, str] | None = None,
+    takes_self: bool = True,
+    convert: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A method that calls `function` and records the call in the communicator whose number is self._watched.
+
+    The arguments that are recorded are given by their positions after self, and by their names. takes_self:
+    whether `function` gets self. convert: what is called with the result.
+    """
+
+def add_comm(id: int, name: str, deferred: bool = False) -> int:
+    """The number of a new communicator.
+
+    id: the same on all its ranks, or 0 if its calls are not compared. deferred: whether its calls return before
+    they are complete.
+    """
+
+def remove_comm(index: int) -> None: ...
+def calls(comm: int) -> int:
+    """How many calls have been made in this communicator."""
+
+def set_objects(in_place: object, reductions: Sequence[tuple[object, int]]) -> None:
+    """The object that stands for a buffer that is used in place, and those that name reductions."""
+
+def begin(
+    comm: int,
+    operation: int,
+    root: int = 0,
+    reduction: int = 255,
+    dtype: int = 255,
+    amount: int | None = None,
+    site: str = "",
+) -> tuple[int, int]:
+    """Record a call; `end` takes the result. site: the line, by default the program's that makes the call."""
+
+def end(begun: tuple[int, int], failed: bool) -> None: ...
+def check() -> None:
+    """Compare all calls with those of the other ranks; ends the process if they do not match."""
+
+def failure(segment: Segment) -> str:
+    """Why the calls of the segment's ranks ended the job; "" if they did not."""
