@@ -234,7 +234,7 @@ nb::object watched_function(nb::object function, int operation, const Place& buf
 
 void start(std::shared_ptr<Segment> segment, int rank, int number, int world_size,
            const std::vector<std::tuple<std::string, std::string, bool, bool>>& operations,
-           const std::vector<std::string>& reductions, double timeout, bool abort, int dump, int signal) {
+           const std::vector<std::string>& reductions, double timeout, bool abort) {
     if (watch) throw BadArgument("this process already watches its calls");
     CallNames names;
     for (const auto& [name, traced, message, rooted] : operations)
@@ -248,7 +248,7 @@ void start(std::shared_ptr<Segment> segment, int rank, int number, int world_siz
     started->other_reduction = uint8_t(reductions.size() - 1);
     record.joined.store(1);
     segment->announce_roster();
-    Embedding& program = watched_python(dump, signal);
+    Embedding& program = watched_python();
     watch_peers(segment, rank, program);
     started->options = {world_size, timeout, abort};
     start_checker(*started->writer, started->options, program);
@@ -265,8 +265,7 @@ NB_MODULE(_watch, w) {
     comm_attribute = PyUnicode_InternFromString("_watched");
     function_type();
     w.def("start", &start, nb::arg("segment"), nb::arg("rank"), nb::arg("number"), nb::arg("world_size"),
-          nb::arg("operations"), nb::arg("reductions"), nb::arg("timeout"), nb::arg("abort"), nb::arg("dump"),
-          nb::arg("signal"));
+          nb::arg("operations"), nb::arg("reductions"), nb::arg("timeout"), nb::arg("abort"));
     w.def("function", &watched_function, nb::arg("function"), nb::arg("operation"), nb::arg("buffer") = nb::none(),
           nb::arg("other") = nb::none(), nb::arg("root") = nb::none(), nb::arg("reduction") = nb::none(),
           nb::arg("tag") = nb::none(), nb::arg("takes_self") = true, nb::arg("convert") = nb::none());
@@ -287,7 +286,7 @@ NB_MODULE(_watch, w) {
     w.def("check", [] {
         if (!watch) return;
         const ReleaseGil released;
-        check_at_end(*watch->writer, watch->options, python());
+        check_at_end(*watch->writer, watch->options, watched_python());
     });
     w.def("calls", [](uint32_t comm) { return watch ? watch->writer->calls(comm) : 0; });
     w.def(

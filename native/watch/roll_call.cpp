@@ -10,6 +10,8 @@ namespace rankwise {
 
 namespace {
 
+constexpr std::chrono::seconds kStacks{5};  // to wait for the stacks of all ranks; nobody waits for the report
+
 std::string seconds(const Segment& segment, uint64_t since) {
     const uint64_t now = ticks();
     char text[32];
@@ -94,12 +96,13 @@ std::string roll_call(Segment& segment, const CallNames& names, Embedding& progr
         const int64_t process = segment.present_process(rank);
         text += "  " + name_of_rank(segment, rank) + ": ";
         if (process < 0 && segment.record(rank).joined.load())
-            text += segment.how_it_ended(rank, 0, program) + "; it was ";
+            text += segment.how_it_ended(rank, 0, Embedding::none) + "; it was ";
         text += where(segment, rank, names) + "\n";
     }
     std::vector<std::pair<std::string, std::vector<int>>> stacks;  // each once, with the ranks that have it
     // The only rank of a host has nobody who would answer for it.
-    const RankTexts answers = ranks.size() > 1 ? request_stacks(segment, ranks) : RankTexts{{0, program.stacks()}};
+    const RankTexts answers =
+        ranks.size() > 1 ? request_stacks(segment, ranks, kStacks) : RankTexts{{0, program.stacks()}};
     for (const auto& [rank, stack] : answers) {
         const auto same = std::find_if(stacks.begin(), stacks.end(),
                                        [&, &stack = stack](const auto& each) { return each.first == stack; });

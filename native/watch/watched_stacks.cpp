@@ -1,112 +1,105 @@
 #include "watch/watched_stacks.hpp"
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/text.hpp"
+#include "bindings.hpp"
 #include "embedding.hpp"
 #include "sync/engine_thread.hpp"
 
 namespace {
 
-constexpr int kAnswer = 300, kDump = 300;  // ms
+using namespace std::chrono_literals;
 
-// A line of a stack that says how this package started the program.
-bool starts_program(std::string_view line) {
-    return line.find("<frozen runpy>") != line.npos || line.find("/rankwise/watch.py") != line.npos ||
-           line.find("/rankwise/frontends/watch/command.py") != line.npos;
-}
+constexpr auto kAnswer = 1s, kDump = 2s;
 
-// Without these lines and the code below them.
+// Without the lines that say how this package started the program, and the code below them.
 std::string of_program(const std::string& stacks) {
     std::string text;
     bool skipping = false;
     for (const std::string_view line : rankwise::parts(stacks, "\n")) {
-        if (!line.starts_with("    ")) skipping = starts_program(line);
+        const auto names = [line](std::string_view file) { return line.find(file) != line.npos; };
+        if (!line.starts_with("    "))
+            skipping = names("<frozen runpy>") || names("/rankwise/watch.py") || names("/rankwise/frontends/watch/");
         if (!skipping) text.append(line) += "\n";
     }
     return text;
 }
 
-// What faulthandler writes, with the innermost line last and without threads that run no Python.
+// What faulthandler writes, with the innermost line last and without threads that run no Python. The last thread is the
+// main one.
 std::string of_dump(const std::string& dump) {
-    std::string text, thread;
-    std::vector<std::string> stacks;
-    const auto end_thread = [&] {
-        if (!thread.empty()) stacks.push_back(std::exchange(thread, ""));
-    };
+    std::string others, thread;
     for (const std::string_view line : rankwise::parts(dump, "\n")) {
-        if (!line.starts_with("  ")) end_thread();
-        else if (line.starts_with("  File ") && !starts_program(line)) thread = std::string(line) + "\n" + thread;
+        if (line.starts_with("  File ")) thread = std::string(line) + "\n" + thread;
+        else if (!line.starts_with(" ") && !thread.empty()) others += "  a thread:\n" + std::exchange(thread, "");
     }
-    end_thread();
-    for (const std::string& stack : stacks) text += (stacks.size() > 1 ? "  a thread:\n" : "") + stack;
-    return text.empty() ? text : text + "    (in a call that keeps the interpreter's lock)\n";
+    return others + (others.empty() || thread.empty() ? "" : "  the main thread:\n") + thread;
 }
 
+// A signal makes faulthandler write the stacks to a file although a thread keeps the interpreter's lock.
+struct sigaction faulthandler_action;
+std::atomic<bool> dumped;
+
 struct WatchedPython final : rankwise::Embedding {
-    WatchedPython(int dump, int signal) : dump_(dump), signal_(signal) {}
-    bool interrupted() override { return python().interrupted(); }
-    std::string call_site() override { return python().call_site(); }
+    WatchedPython() {
+        nb::module_::import_("faulthandler")
+            .attr("register")(signal_, nb::arg("file") = file_, nb::arg("all_threads") = true);
+        sigaction(signal_, nullptr, &faulthandler_action);
+        struct sigaction with_notice = faulthandler_action;
+        with_notice.sa_handler = [](int number) {
+            faulthandler_action.sa_handler(number);
+            dumped = true;
+        };
+        sigaction(signal_, &with_notice, nullptr);
+    }
 
     std::string stacks() override {
+        const auto answered = [this](auto within) { return answer_.wait_for(within) == std::future_status::ready; };
         // A thread that has asked for the lock waits until it gets it; one is enough.
-        if (!answer_->asked.exchange(true)) {
-            rankwise::engine_thread([answer = answer_] {
-                std::string text = python().stacks();
-                const std::lock_guard lock(answer->mutex);
-                answer->text = std::move(text);
-                answer->asked.store(false);
-            }).detach();
+        if (!answer_.valid() || answered(0s)) {
+            const auto task = std::make_shared<std::packaged_task<std::string()>>([] { return python().stacks(); });
+            answer_ = task->get_future();
+            rankwise::engine_thread([task] { (*task)(); }).detach();
         }
-        for (int ms = 0; ms < kAnswer; ++ms) {
-            usleep(1000);
-            if (answer_->asked.load()) continue;
-            const std::lock_guard lock(answer_->mutex);
-            return of_program(answer_->text);
-        }
-        const std::string dump = of_dump(dumped());
-        return !dump.empty() ? dump
+        if (answered(kAnswer)) return of_program(answer_.get());
+        const std::string dump = of_program(of_dump(dumped_stacks()));
+        return !dump.empty() ? dump + "    (in a call that keeps the interpreter's lock)\n"
                              : "none, as Python showed no frame; gdb -p " + std::to_string(getpid()) + " shows where";
     }
 
 private:
-    struct Answer {
-        std::atomic<bool> asked{false};
-        std::mutex mutex;
-        std::string text;
-    };
-
-    std::string dumped() const {
-        if (ftruncate(dump_, 0) != 0 || lseek(dump_, 0, SEEK_SET) != 0 || kill(getpid(), signal_) != 0) return "";
-        off_t size = 0;
-        for (int ms = 0; ms < kDump; ms += 10) {  // it is complete when it no longer grows
-            usleep(10'000);
-            const off_t now = lseek(dump_, 0, SEEK_END);
-            if (now > 0 && now == size) break;
-            size = now;
-        }
-        std::string text(size_t(size), '\0');
-        const ssize_t got = pread(dump_, text.data(), text.size(), 0);
-        text.resize(got > 0 ? size_t(got) : 0);
+    std::string dumped_stacks() const {
+        dumped = false;
+        if (ftruncate(file_, 0) != 0 || lseek(file_, 0, SEEK_SET) != 0 || kill(getpid(), signal_) != 0) return "";
+        for (const auto end = std::chrono::steady_clock::now() + kDump;
+             !dumped && std::chrono::steady_clock::now() < end;)
+            std::this_thread::sleep_for(1ms);
+        std::string text(size_t(lseek(file_, 0, SEEK_END)), '\0');
+        text.resize(size_t(std::max(pread(file_, text.data(), text.size(), 0), ssize_t(0))));
         return text;
     }
 
-    const int dump_, signal_;
-    const std::shared_ptr<Answer> answer_ = std::make_shared<Answer>();
+    const int signal_ = SIGRTMAX - 4;  // one that programs and MPI libraries leave alone
+    const int file_ = memfd_create("rankwise-stacks", MFD_CLOEXEC);
+    std::future<std::string> answer_;
 };
 
 }  // namespace
 
-rankwise::Embedding& watched_python(int dump, int signal) {
-    static auto* const one = new WatchedPython(dump, signal);  // its threads use it until the process has ended
+rankwise::Embedding& watched_python() {
+    static auto* const one = new WatchedPython;  // its threads use it until the process has ended
     return *one;
 }

@@ -2,6 +2,5 @@
 #pragma once
 #include "sync/embedding.hpp"
 
-// dump: a file that faulthandler writes the stacks of all threads to when the process gets this signal. Both are of the
-// first call.
-rankwise::Embedding& watched_python(int dump, int signal);
+// To be called with the GIL, once.
+rankwise::Embedding& watched_python();

@@ -14,14 +14,11 @@ def start(
     reductions: Sequence[str],
     timeout: float,
     abort: bool,
-    dump: int,
-    signal: int,
 ) -> None:
     """Begin to record, and to compare with the other ranks of the segment in a thread of its own.
 
     number: of the rank in the job. operations: name, as what the trace shows it, whether it is a message, whether
-    it has a root. reductions: their names, the last one for those without a name. dump: a file to which the
-    process writes its stacks when it gets `signal`.
+    it has a root. reductions: their names, the last one for those without a name.
     """
 
 def function(

@@ -95,7 +95,7 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
     }).detach();
 }
 
-RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
+RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks, std::chrono::seconds timeout) {
     RankTexts answers;
     std::vector<std::pair<int, uint32_t>> requests;  // rank, number of the request
     for (int rank : ranks) {
@@ -108,7 +108,7 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks) {
         requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
         notify(r);
     }
-    Waiter waiter(kStacksTimeout);
+    Waiter waiter(timeout);
     for (const auto& [rank, request] : requests) {
         const RankRecord& r = segment.record(rank);
         const int pid = r.pid.load().number;

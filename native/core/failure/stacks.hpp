@@ -4,6 +4,7 @@
 // same user writes a byte to it; then the rank starts a thread that writes the answer into a block of the segment.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,9 +21,10 @@ Descriptor open_doorbell(Segment& segment, int rank);
 void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int doorbell, Embedding& program,
                      const std::shared_ptr<std::atomic<bool>>& answering);
 
-// Request the stacks of these (world) ranks, and wait at most a second in all. Returns the last 32 KiB of each answer,
+// Request the stacks of these (world) ranks, and wait at most so long in all. Returns the last 32 KiB of each answer,
 // or why a rank did not answer; nothing for a rank that has ended or has no doorbell.
-RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks);
+RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks,
+                         std::chrono::seconds timeout = kStacksTimeout);
 
 // Whether this process, of the same PID namespace, is stopped by a signal or a debugger.
 bool is_stopped(int pid);

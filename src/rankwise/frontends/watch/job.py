@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from rankwise.frontends.watch.trace import write_at_end
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
 
-_SIGNAL = signal.SIGRTMAX - 4  # one that programs and MPI libraries leave alone
 MEETING = 60.0  # seconds that the ranks of a host may take to start
 
 
@@ -31,9 +28,6 @@ def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
     """
     job = find_job(os.environ, Settings.read())
     segment, local = _segment(job)
-    # A signal makes faulthandler write the stacks although another thread keeps the interpreter's lock.
-    dump = os.memfd_create("rankwise-stacks", os.MFD_CLOEXEC)
-    faulthandler.register(_SIGNAL, file=dump, all_threads=True)
     _watch.start(
         segment=segment,
         rank=local,
@@ -43,8 +37,6 @@ def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
         reductions=list(REDUCTIONS),
         timeout=timeout,
         abort=abort,
-        dump=dump,
-        signal=_SIGNAL,
     )
     if trace is not None and job.rank == 0:
         write_at_end(segment, trace)
