@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "sync/engine_thread.hpp"
+#include "watch/call_comparer.hpp"
 #include "watch/roll_call.hpp"
 
 namespace rankwise {
@@ -17,7 +18,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr int kExitStatus = 1;
 constexpr auto kLook = 100ms;
+constexpr double kOften = 0.05;     // seconds between two comparisons
 constexpr auto kArrivals = 200ms;   // for the other ranks' calls to be recorded before a mismatch is shown
 constexpr auto kForwarded = 500ms;  // for the launcher to pass the report on: it drops what is left when a rank fails
 constexpr auto kReported = 2s;      // for another thread or rank to report a mismatch and end the job
@@ -32,83 +35,80 @@ void print(const std::string& text) {
 }
 
 struct Checker {
-    std::shared_ptr<Segment> segment;
-    int rank;
-    CallNames names;
-    CheckerOptions options;
+    const CallWriter& writer;
+    const CheckerOptions& options;
     Embedding& program;
+    CallComparer comparer{*writer.segment};
 
     // headline: what went wrong; details: whole lines.
-    void report(const std::string& headline, const std::string& details, bool ends) const {
+    void report(WatchedRank& shared, const std::string& headline, const std::string& details, bool ends) const {
         std::string text = "rankwise.watch: " + headline + "\n" + details;
-        if (segment->world_size() != options.world_size)
+        if (writer.segment->world_size() != options.world_size)
             text += "The job's ranks on other hosts are not shown: only the ranks of one host are compared.\n";
-        text += ends ? "The job ends with status " + std::to_string(options.exit_status) + ".\n"
+        text += ends ? "The job ends with status " + std::to_string(kExitStatus) + ".\n"
                      : "The job goes on; --abort would end it.\n";
-        if (WatchedRank* const shared = ends ? watched_rank(*segment, 0) : nullptr)
-            std::memcpy(shared->failure, headline.data(), std::min(headline.size(), kFailureText - 1));
+        if (ends) std::memcpy(shared.failure, headline.data(), std::min(headline.size(), kFailureText - 1));
         print(text);
         if (!ends) return;
         std::this_thread::sleep_for(kForwarded);
-        _exit(options.exit_status);
+        _exit(kExitStatus);
     }
 
     // Ends the process if there is a mismatch that nobody has reported. Returns whether another thread or rank has.
-    bool check_mismatch(CallComparer& comparer) const {
+    bool check_mismatch(WatchedRank& shared) {
         const auto found = comparer.look();
-        WatchedRank* const shared = found ? watched_rank(*segment, 0) : nullptr;
-        if (!shared) return false;
-        if (shared->mismatch_reported.exchange(1)) return true;
+        if (!found) return false;
+        if (shared.mismatch_reported.exchange(1)) return true;
         std::this_thread::sleep_for(kArrivals);
-        report("the ranks' calls do not match: call #" + std::to_string(found->number) + " on " + found->name,
-               list_calls(*segment, names, *found), true);
+        report(shared,
+               "the ranks' calls do not match: call #" + std::to_string(found->number) + " on " +
+                   comm_of(*writer.segment, *found),
+               list_calls(*writer.segment, writer.names, *found), true);
         return true;
     }
 
-    void check_hang() const {
-        const uint64_t now = ticks();
-        const double per_tick = double(ns_of_ticks(segment->header(), 1'000'000)) / 1e15;  // seconds
-        const auto limit = uint64_t(options.timeout / per_tick);
-        const uint64_t before = now > limit ? now - limit : 0;
-        const auto longest = longest_call(*segment, rank, names, before);
-        const auto call = longest ? longest : unfollowed_call(*segment, rank, before);
-        WatchedRank* const shared = call ? watched_rank(*segment, 0) : nullptr;
-        if (!shared) return;
-        // A roll call shows all calls that have begun before it.
-        uint64_t last = shared->roll_called.load();
-        if (call->begin < last || !shared->roll_called.compare_exchange_strong(last, now)) return;
-        const auto waited = std::to_string(int64_t(double(now - call->begin) * per_tick));
-        const std::string what = describe_call(*segment, rank, names, *call);
-        report(name_of_rank(*segment, rank) +
-                   (longest ? " has been in " + what + " for " + waited + " s"
-                            : " called " + what + " " + waited + " s ago, and not every rank has followed") +
+    // Calls the roll if this call began longer ago than the timeout, and no roll call has shown it yet.
+    void check_duration(WatchedRank& shared, const WatchedCall& call, bool unfollowed) const {
+        const double seconds = seconds_since(*writer.segment, call.begin);
+        uint64_t last = shared.roll_called.load();
+        if (seconds < options.timeout || call.begin < last) return;
+        if (!shared.roll_called.compare_exchange_strong(last, ticks())) return;
+        const std::string what = describe_call(*writer.segment, writer.names, call);
+        const std::string waited = std::to_string(int64_t(seconds)) + " s";
+        report(shared,
+               name_of_rank(*writer.segment, call.rank) +
+                   (unfollowed ? " called " + what + " " + waited + " ago, and not every rank has followed"
+                               : " has been in " + what + " for " + waited) +
                    ". Where each rank is:",
-               roll_call(*segment, names, program), options.abort);
+               roll_call(*writer.segment, writer.names, program), options.abort);
     }
 
-    [[noreturn]] void run() const {
-        CallComparer comparer(*segment, rank);
-        for (;;) {
-            std::this_thread::sleep_for(kLook);
-            check_mismatch(comparer);
-            check_hang();
+    void look() {
+        WatchedRank* const shared = watched_rank(*writer.segment, 0);
+        if (!shared) return;
+        uint64_t last = shared->looked.load();
+        // One thread of the host compares the calls of all ranks, whichever comes first.
+        if (seconds_since(*writer.segment, last) > kOften && shared->looked.compare_exchange_strong(last, ticks())) {
+            check_mismatch(*shared);
+            if (const auto found = comparer.unfollowed()) check_duration(*shared, *found, true);
         }
+        if (const auto call = longest_call(*writer.segment, writer.rank)) check_duration(*shared, *call, false);
     }
 };
 
 }  // namespace
 
 void start_checker(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
-    const Checker checker{writer.segment(), writer.rank(), writer.names(), options, program};
-    engine_thread([checker] { checker.run(); }).detach();
+    engine_thread([&] {
+        for (Checker checker{writer, options, program};; checker.look()) std::this_thread::sleep_for(kLook);
+    }).detach();
 }
 
 void check_at_end(const CallWriter& writer, const CheckerOptions& options, Embedding& program) {
-    CallComparer comparer(*writer.segment(), writer.rank(), true);
-    const Checker checker{writer.segment(), writer.rank(), writer.names(), options, program};
-    if (!checker.check_mismatch(comparer)) return;
+    WatchedRank* const shared = watched_rank(*writer.segment, 0);
+    if (!shared || !Checker{writer, options, program}.check_mismatch(*shared)) return;
     std::this_thread::sleep_for(kReported);
-    _exit(options.exit_status);
+    _exit(kExitStatus);
 }
 
 std::string why_ended(const Segment& segment) {

@@ -1,40 +1,36 @@
-// Compares the calls of this rank with those of the host's other ranks.
+// Compares the calls of the host's ranks.
 #pragma once
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "watch/watched_calls.hpp"
 
 namespace rankwise {
 
 // How two calls of the same number differ: "operation", "root", ..., or "" if they match as far as both are known.
-std::string difference(const CallRecord& a, const CallRecord& b);
+std::string difference(const WatchedCall& a, const WatchedCall& b);
 
 class CallComparer {
 public:
-    struct Found {
-        uint64_t comm;    // its id
-        uint64_t number;  // of the call
-        std::string name;
-    };
-    // with_all: with all other ranks, otherwise with the later ones: every pair is then compared by one of its ranks.
-    CallComparer(const Segment& segment, int rank, bool with_all = false)
-        : segment_(segment), rank_(rank), with_all_(with_all) {}
-    // The first calls since the last look that do not match the calls of another rank.
-    std::optional<Found> look();
+    explicit CallComparer(const Segment& segment) : segment_(segment), read_(size_t(segment.world_size())) {}
+    // Reads the calls since the last look. Returns one that another rank's does not match.
+    std::optional<WatchedCall> look();
+    // As of the last look, the longest-standing last call of a rank in a communicator with deferred calls that another
+    // of its ranks has not followed.
+    std::optional<WatchedCall> unfollowed() const;
 
 private:
-    std::optional<Found> look(WatchedComm& own, uint64_t id, int other);
     const Segment& segment_;
-    const int rank_;
-    const bool with_all_;
-    std::map<std::pair<uint64_t, int>, uint64_t> compared_;  // by communicator and rank: up to which call
+    std::vector<uint64_t> read_;                                   // by rank: the last serial
+    std::map<std::pair<uint64_t, uint64_t>, WatchedCall> firsts_;  // by communicator and number: the first rank's call
+    std::map<uint64_t, std::map<int, WatchedCall>> deferred_;      // by communicator and rank: the last call
 };
 
-// The calls of all ranks with this number in this communicator, a line each; those that differ from the first one are
-// marked.
-std::string list_calls(const Segment& segment, const CallNames& names, const CallComparer::Found& found);
+// The calls of all ranks with the number of this one in its communicator, a line each; those that differ from the first
+// one are marked.
+std::string list_calls(const Segment& segment, const CallNames& names, const WatchedCall& found);
 
 }  // namespace rankwise

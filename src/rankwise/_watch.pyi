@@ -10,32 +10,28 @@ def start(
     rank: int,
     number: int,
     world_size: int,
-    operations: Sequence[tuple[str, str, bool, bool]],
+    operations: Sequence[tuple[str, str, bool, str]],
     reductions: Sequence[str],
     timeout: float,
     abort: bool,
 ) -> None:
     """Begin to record, and to compare with the other ranks of the segment in a thread of its own.
 
-    number: of the rank in the job. operations: name, as what the trace shows it, whether it is a message, whether
-    it has a root. reductions: their names, the last one for those without a name.
+    number: of the rank in the job. operations: name, as what the trace shows it, whether it is a message, and what its
+    root or peer is called ("" if it has none). reductions: their names, the last one for those without a name.
     """
 
 def function(
     function: Callable[..., Any],
     operation: int,
-    buffer: tuple[int, str] | None = None,
-    other: tuple[int, str] | None = None,
-    root: tuple[int, str] | None = None,
-    reduction: tuple[int, str] | None = None,
-    tag: tuple[int, str] | None = None,
-    takes_self: bool = True,
-    convert: Callable[[Any], Any] | None = None,
+    arguments: Sequence[tuple[int, str] | None] = (),
+    convert: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
     """A method that calls `function` and records the call in the communicator whose number is self._watched.
 
-    The arguments that are recorded are given by their positions after self, and by their names. takes_self:
-    whether `function` gets self. convert: what is called with the result.
+    arguments: those that are recorded, by their positions after self and their names: the buffer, another one that is
+    taken if the first is IN_PLACE, the root or peer, the reduction and the tag. convert: called with self and the
+    result, and makes the result.
     """
 
 def add_comm(id: int, name: str, deferred: bool = False) -> int:
@@ -60,10 +56,10 @@ def begin(
     dtype: int = 255,
     amount: int | None = None,
     site: str = "",
-) -> tuple[int, int]:
+) -> int:
     """Record a call; `end` takes the result. site: the line, by default the program's that makes the call."""
 
-def end(begun: tuple[int, int], failed: bool) -> None: ...
+def end(begun: int, failed: bool) -> None: ...
 def check() -> None:
     """Compare all calls with those of the other ranks; ends the process if they do not match."""
 

@@ -30,7 +30,7 @@ enum class BlockKind : uint8_t {
     Channel,
     Buffer,
     Text,
-    Watched,
+    Extension,
     Shared
 };
 

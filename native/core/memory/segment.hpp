@@ -42,8 +42,8 @@ struct alignas(kCacheLine) RankRecord {
     std::atomic<int32_t> doorbell;
     std::atomic<uint32_t> stacks_requested, stacks_answered;
     std::atomic<uint64_t> doorbell_inode, stacks;
-    // The offset of its WatchedRank (watch/watched_calls.hpp), or 0.
-    std::atomic<uint64_t> watched;
+    // The offset of what an extension of the engine keeps for the rank, or 0.
+    std::atomic<uint64_t> extension;
     alignas(kCacheLine) std::atomic<uint64_t> operations;  // begun so far: the number of the next one in the trace
     std::atomic<uint64_t> bytes;             // moved by these; small operations are added a few KiB at a time
     std::atomic<uint64_t> waited;            // ticks that it waited for other ranks, without the shortest waits

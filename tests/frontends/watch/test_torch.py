@@ -43,6 +43,7 @@ def test_calls_that_match(tmp_path: Path) -> None:
     dist.all_reduce(x, async_op=True).wait()
     half = dist.new_group([0, 1])
     dist.broadcast(x, src=0, group=half)
+    dist.destroy_process_group(half)
     objects = [None] * dist.get_world_size()
     dist.all_gather_object(objects, rank)
     assert objects == [0, 1]
@@ -50,6 +51,9 @@ def test_calls_that_match(tmp_path: Path) -> None:
         dist.send(x, 1)
     else:
         dist.recv(x, 0)
+    dist.destroy_process_group()
+    dist.init_process_group('gloo', init_method=f'file://{__file__}.store', rank=rank, world_size=2)
+    dist.barrier()
     """
     ran = watched(tmp_path, 2, code)
     assert ran.returncode == 0, ran.stderr

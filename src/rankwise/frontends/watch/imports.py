@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -26,15 +27,11 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._changes:
-            return None
-        changer = self._changes.pop(fullname)
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                _change_after(spec.loader, changer)
-                return spec
-        return None
+        changer = self._changes.pop(fullname, None)
+        spec = find_spec(fullname) if changer else None  # by the other finders: this one no longer has the name
+        if spec is not None and spec.loader is not None and changer:
+            _change_after(spec.loader, changer)
+        return spec
 
 
 def _change_after(loader: Any, changer: str) -> None:

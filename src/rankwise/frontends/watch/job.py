@@ -16,7 +16,7 @@ from rankwise.system.settings import Settings
 MEETING = 60.0  # seconds that the ranks of a host may take to start
 
 
-def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
+def start(timeout: float, abort: bool, trace: Path | None = None) -> None:
     """Begin to record this process's calls, and to compare them with those of the host's other ranks.
 
     timeout: seconds after which a call lasts too long. abort: whether such a call ends the job. trace: the file for the
@@ -33,14 +33,13 @@ def start(timeout: float, abort: bool, trace: Path | None = None) -> Job:
         rank=local,
         number=job.rank,
         world_size=job.world_size,
-        operations=[(each.name, each.traced, each.message, each.rooted) for each in ALL],
+        operations=[(each.name, each.traced, each.message, each.root[1] if each.root else "") for each in ALL],
         reductions=list(REDUCTIONS),
         timeout=timeout,
         abort=abort,
     )
     if trace is not None and job.rank == 0:
         write_at_end(segment, trace)
-    return job
 
 
 def _segment(job: Job) -> tuple[_native.Segment, int]:

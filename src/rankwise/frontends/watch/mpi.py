@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from rankwise import _watch as watch
-from rankwise.frontends.watch.operations import EQUAL, MAKES_COMM, MPI, MPI_NUMBERS, REDUCTIONS, WAITS, Operation
+from rankwise import _watch
+from rankwise.frontends.watch.operations import EQUAL, MAKES_COMM, MPI, MPI_NUMBERS, REDUCTIONS, WAITS
 
 # These make a communicator of the same ranks.
 _COPIES = ("Clone", "Dup", "Dup_with_info", "Idup", "Idup_with_info")
@@ -27,7 +28,7 @@ def identity(*parts: object) -> int:
 
 
 def adopt(module: ModuleType) -> None:
-    """Replace COMM_WORLD, COMM_SELF, Request and Prequest in mpi4py.MPI by watched ones."""
+    """Replace COMM_WORLD, COMM_SELF, Request, Prequest and Finalize in mpi4py.MPI by watched ones."""
     _Adoption(module)
 
 
@@ -37,9 +38,9 @@ class _Adoption:
     def __init__(self, mpi: Any) -> None:
         self.mpi = mpi
         self.classes: dict[type, type] = {}
-        self.groups_made: dict[tuple[object, ...], int] = {}
+        self.groups_made: Counter[int] = Counter()
         reductions = [(getattr(mpi, name), n) for n, name in enumerate(REDUCTIONS) if hasattr(mpi, name)]
-        watch.set_objects(mpi.IN_PLACE, reductions)
+        _watch.set_objects(mpi.IN_PLACE, reductions)
         mpi.Request, mpi.Prequest = self.request_class(mpi.Request), self.request_class(mpi.Prequest)
         if mpi.Is_initialized():
             self.adopt_predefined()
@@ -49,7 +50,7 @@ class _Adoption:
     def adopt_predefined(self) -> None:
         mpi = self.mpi
         mpi.COMM_WORLD = self.watched(mpi.COMM_WORLD, identity("world"), "COMM_WORLD")
-        mpi.COMM_SELF = self.watched(mpi.COMM_SELF, identity("self"), "COMM_SELF", compared=False)
+        mpi.COMM_SELF = self.watched(mpi.COMM_SELF, 0, "COMM_SELF")  # it has one rank: nothing is compared
         self.watch_the_end()
 
     def initializing(self, function: Any) -> Callable[..., Any]:
@@ -74,19 +75,9 @@ class _Adoption:
 
         methods: dict[str, Any] = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__}
         for name in WAITS:
-            of_all = name.lower() != "wait"
-            method = watch.function(getattr(base, name), MPI_NUMBERS[name], takes_self=not of_all)
-            methods[name] = classmethod(method) if of_all else method
-        made = Requests(base.__name__, (base,), methods)
-        self.classes[base] = made
-        return made
-
-    def converter(self, name: str) -> type | None:
-        """The class of the request that the method of this name returns."""
-        if name.endswith("_init"):
-            return self.mpi.Prequest  # type: ignore[no-any-return]
-        starts = name[:2].lower() in ("is", "ir", "ib", "ig", "ia", "ie") or name.startswith("Ineighbor")
-        return self.mpi.Request if starts else None
+            method = _watch.function(getattr(base, name), MPI_NUMBERS[name])
+            methods[name] = method if name.lower() == "wait" else staticmethod(method)
+        return Requests(base.__name__, (base,), methods)
 
     # ---- communicators ----
 
@@ -98,88 +89,51 @@ class _Adoption:
             slots = ("_watched", "_id", "_label")
             methods: dict[str, Any] = {"__slots__": slots, "__module__": base.__module__, "__doc__": base.__doc__}
             methods["__reduce__"] = _pickled(base)
-            for operation in MPI:
-                if operation.name not in WAITS and hasattr(base, operation.name):
-                    methods[operation.name] = self.method(base, operation)
-            for name, equal in EQUAL.items():
-                methods[name] = self.recorded(base, name, equal)
+            names = {operation.name: operation.name for operation in MPI if operation.name not in WAITS} | EQUAL
+            for name, recorded_as in names.items():
+                if hasattr(base, name):
+                    of = MPI[number := MPI_NUMBERS[recorded_as]]
+                    methods[name] = _watch.function(getattr(base, name), number, of.places, self.converter(name))
             self.classes[base] = type(base.__name__, (base,), methods)
         return self.classes[base]
 
-    def method(self, base: type, operation: Operation) -> Any:
-        recorded = self.recorded(base, operation.name, operation.name)
-        if operation.name in MAKES_COMM:
-            return self.maker(recorded, operation.name)
-        if operation.name == "Create_group":
-            return self.group_maker(recorded)
-        return _freeing(recorded) if operation.name in ("Free", "Disconnect") else recorded
+    def converter(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """What the method of this name does with its communicator and the result of MPI's, and returns."""
+        if name in MAKES_COMM or name == "Create_group":
+            return partial(self.made, name)
+        if name in ("Free", "Disconnect"):
+            return _freed
+        if name.endswith("_init"):
+            return lambda comm, result: self.mpi.Prequest(result)
+        starts = name[:2].lower() in ("is", "ir", "ib", "ig", "ia", "ie") or name.startswith("Ineighbor")
+        return (lambda comm, result: self.mpi.Request(result)) if starts else None
 
-    def recorded(self, base: type, name: str, recorded_as: str) -> Any:
-        number = MPI_NUMBERS[recorded_as]
-        of = MPI[number]
-        return watch.function(
-            getattr(base, name),
-            number,
-            buffer=of.buffer,
-            other=of.other,
-            root=of.root,
-            reduction=of.reduction,
-            tag=of.tag,
-            convert=self.converter(name),
-        )
+    def made(self, name: str, comm: Any, result: Any) -> Any:
+        """The result of a call that makes a communicator, with a watched one. Different ones have different members."""
+        made, *request = result if isinstance(result, tuple) else (result,)
+        if hasattr(comm, "_watched") and isinstance(made, self.mpi.Intracomm) and made != self.mpi.COMM_NULL:
+            members = self.world_ranks(made)
+            number = _watch.calls(comm._watched)
+            if name == "Create_group":  # which only the members call
+                key = identity(comm._id, members)
+                self.groups_made[key] += 1
+                number = self.groups_made[key]
+            label = f"{name} #{number} of {comm._label}" + ("" if name in _COPIES else f" (from rank {members[0]})")
+            made = self.watched(made, identity(comm._id, name, number, members), label)
+        return (made, *map(self.mpi.Request, request)) if request else made
 
-    def maker(self, recorded: Any, name: str) -> Callable[..., Any]:
-        """A method of all ranks of a communicator that makes others. Different ones have different first ranks."""
-
-        @wraps(recorded)
-        def make(comm: Any, *args: Any, **keywords: Any) -> Any:
-            result = recorded(comm, *args, **keywords)
-            if not hasattr(comm, "_watched"):
-                return result
-            number = watch.calls(comm._watched)
-            made, *request = result if isinstance(result, tuple) else (result,)
-            if self.is_usable(made):
-                label = f"{name} #{number} of {comm._label}"
-                first = None
-                if name not in _COPIES:
-                    first = self.world_ranks(made.Get_group(), [0])[0]
-                    label += f" (from rank {first})"
-                made = self.watched(made, identity(comm._id, number, first), label)
-            return (made, *map(self.mpi.Request, request)) if request else made
-
-        return make
-
-    def group_maker(self, recorded: Any) -> Callable[..., Any]:
-        """Create_group, which only the members of the new communicator call."""
-
-        @wraps(recorded)
-        def make(comm: Any, group: Any, tag: int = 0) -> Any:
-            made = recorded(comm, group, tag)
-            if not (hasattr(comm, "_watched") and self.is_usable(made)):
-                return made
-            members = tuple(self.world_ranks(made.Get_group(), range(made.Get_size())))
-            key = (comm._id, members, tag)
-            self.groups_made[key] = number = self.groups_made.get(key, 0) + 1
-            label = f"Create_group #{number} of {comm._label} (from rank {members[0]})"
-            return self.watched(made, identity(*key, number), label)
-
-        return make
-
-    def is_usable(self, comm: Any) -> bool:
-        return isinstance(comm, self.mpi.Intracomm) and comm != self.mpi.COMM_NULL
-
-    def world_ranks(self, group: Any, ranks: Any) -> list[int]:
-        """The ranks in COMM_WORLD of these members of a group, which is freed."""
-        world = self.mpi.COMM_WORLD.Get_group()
-        found: list[int] = group.Translate_ranks(list(ranks), world)
+    def world_ranks(self, comm: Any) -> list[int]:
+        """The ranks in COMM_WORLD of a communicator's members."""
+        members, world = comm.Get_group(), self.mpi.COMM_WORLD.Get_group()
+        ranks: list[int] = members.Translate_ranks(None, world)
         world.Free()
-        group.Free()
-        return found
+        members.Free()
+        return ranks
 
-    def watched(self, comm: Any, id: int, label: str, compared: bool = True) -> Any:
-        """The communicator as an instance of a watched class. compared: whether it has several ranks."""
+    def watched(self, comm: Any, id: int, label: str) -> Any:
+        """The communicator as an instance of a watched class."""
         found = self.comm_class(type(comm))(comm)
-        found._watched, found._id, found._label = watch.add_comm(id if compared else 0, label), id, label
+        found._watched, found._id, found._label = _watch.add_comm(id, label), id, label
         return found
 
     # ---- the end ----
@@ -191,18 +145,18 @@ class _Adoption:
 
         @wraps(finalize)
         def watched_finalize() -> None:
-            begun = watch.begin(world, number)
-            watch.check()
+            begun = _watch.begin(world, number)
+            _watch.check()
             finalize()
-            watch.end(begun, False)
+            _watch.end(begun, False)
 
         mpi.Finalize = watched_finalize
 
         @atexit.register
         def ended() -> None:
             if mpi.Is_initialized() and not mpi.Is_finalized():
-                watch.begin(world, number, site="the end of the program")
-                watch.check()
+                _watch.begin(world, number, site="the end of the program")
+                _watch.check()
 
 
 def _pickled(base: type) -> Callable[[Any], Any]:
@@ -215,14 +169,8 @@ def _pickled(base: type) -> Callable[[Any], Any]:
     return reduce
 
 
-def _freeing(recorded: Any) -> Callable[[Any], None]:
-    """Free or Disconnect. A communicator that MPI makes later may have the same handle, but is another one."""
-
-    @wraps(recorded)
-    def free(comm: Any) -> None:
-        recorded(comm)
-        if hasattr(comm, "_watched"):
-            watch.remove_comm(comm._watched)
-            del comm._watched
-
-    return free
+def _freed(comm: Any, result: None) -> None:
+    """After Free or Disconnect. A communicator that MPI makes later may have the same handle, but is another one."""
+    if hasattr(comm, "_watched"):
+        _watch.remove_comm(comm._watched)
+        del comm._watched

@@ -1,7 +1,7 @@
 """The operations that are recorded, by the library that a program calls.
 
-An operation is a row of a table: its name, as which operation the trace shows it ("" for none), and where its
-arguments are, counted after the communicator. All ranks number the operations in the order of these tables.
+An operation is a row of a table: its name, as which operation the trace shows it, and where its arguments are, counted
+after the communicator. All ranks number the operations in the order of these tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Operation:
     """
 
     name: str
-    traced: str = ""
+    traced: str
     message: bool = False
     buffer: Place | None = None
     other: Place | None = None
@@ -29,8 +29,9 @@ class Operation:
     tag: Place | None = None
 
     @property
-    def rooted(self) -> bool:
-        return self.root is not None and not self.message
+    def places(self) -> list[Place | None]:
+        """In the order that _watch.function takes."""
+        return [self.buffer, self.other, self.root, self.reduction, self.tag]
 
 
 REDUCTIONS = (
@@ -86,6 +87,7 @@ MAKES_COMM = (
 )
 """Calls of all ranks of a communicator, which make another one."""
 
+_INTERCOMMS = ("Create_intercomm", "Spawn", "Spawn_multiple", "Accept", "Connect")
 
 _SENDS = (
     *("send", "ssend", "bsend", "Send", "Ssend", "Bsend", "Rsend", "sendrecv", "Sendrecv", "Sendrecv_replace"),
@@ -98,9 +100,9 @@ WAITS = ("Wait", "Waitall", "Waitany", "Waitsome", "wait", "waitall", "waitany",
 MPI: tuple[Operation, ...] = (
     *(replace(row, name=name) for row in _BUFFERS for name in (row.name, f"I{row.name.lower()}", f"{row.name}_init")),
     *_OBJECTS,
-    *map(Operation, ("Free", "Disconnect", "Agree", "Iagree", "Create_intercomm", "Spawn", "Spawn_multiple")),
-    *map(Operation, ("Accept", "Connect", "Finalize")),
-    *(Operation(name, "split") for name in MAKES_COMM),
+    *(Operation(name, "close") for name in ("Free", "Disconnect", "Finalize")),
+    *(Operation(name, "agree") for name in ("Agree", "Iagree")),
+    *(Operation(name, "split") for name in (*MAKES_COMM, *_INTERCOMMS)),
     *(
         Operation(name, "send", True, root=(1, "dest"), tag=(2, "sendtag" if "recv" in name else "tag"))
         for name in _SENDS
@@ -114,7 +116,7 @@ MPI: tuple[Operation, ...] = (
     *(Operation(name, "sync", True) for name in WAITS),
 )
 
-# torch.distributed's functions; rankwise.frontends.watch.torch reads their arguments.
+# torch.distributed's functions; torch.py reads their arguments.
 _TORCH_COLLECTIVES = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -127,7 +129,7 @@ _TORCH_COLLECTIVES = {
     "barrier": "barrier",
     "monitored_barrier": "barrier",
     "new_group": "split",
-    "destroy_process_group": "",
+    "destroy_process_group": "close",
 }
 _TORCH_ROOTED = {
     "broadcast": "broadcast",
@@ -138,19 +140,17 @@ _TORCH_ROOTED = {
     "gather_object": "gather",
     "scatter_object_list": "scatter",
 }
-_TORCH_MESSAGES = {
-    "send": "send",
-    "isend": "send",
-    "recv": "recv",
-    "irecv": "recv",
-    "wait": "sync",
-    "init_process_group": "",
-}
+_TORCH_MESSAGES = (
+    *(Operation(name, "send", True, root=(1, "dest")) for name in ("send", "isend")),
+    *(Operation(name, "recv", True, root=(1, "source")) for name in ("recv", "irecv")),
+    Operation("wait", "sync", True),
+    Operation("init_process_group", "init", True),
+)
 
 TORCH: tuple[Operation, ...] = (
     *(Operation(name, traced) for name, traced in _TORCH_COLLECTIVES.items()),
-    *(Operation(name, traced, root=(0, "src")) for name, traced in _TORCH_ROOTED.items()),
-    *(Operation(name, traced, True) for name, traced in _TORCH_MESSAGES.items()),
+    *(Operation(name, traced, root=(0, "root")) for name, traced in _TORCH_ROOTED.items()),
+    *_TORCH_MESSAGES,
 )
 
 ALL: tuple[Operation, ...] = (*MPI, *TORCH)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from rankwise import _watch as watch
+from rankwise import _watch
 from rankwise.contract.types import DTYPE_NAMES
 from rankwise.frontends.watch.mpi import identity
 from rankwise.frontends.watch.operations import REDUCTIONS, TORCH_NUMBERS
@@ -37,11 +37,11 @@ _NONE = 255
 def adopt(module: Any) -> None:
     """Replace the functions in torch.distributed.distributed_c10d by ones that record their calls."""
     groups = _Groups(module)
-    for name, number in TORCH_NUMBERS.items():
+    for name in TORCH_NUMBERS:
         if hasattr(module, name) and name != "wait":
-            setattr(module, name, _recorded(groups, getattr(module, name), name, number))
-    module.Work.wait = _recorded(groups, module.Work.wait, "wait", TORCH_NUMBERS["wait"])
-    atexit.register(watch.check)
+            setattr(module, name, _recorded(groups, getattr(module, name), name))
+    module.Work.wait = _recorded(groups, module.Work.wait, "wait")
+    atexit.register(_watch.check)
 
 
 class _Groups:
@@ -50,63 +50,55 @@ class _Groups:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.comms: dict[str, int] = {}
+        self.worlds = 0  # that have been destroyed
         self.inside = threading.local()  # .call: whether this thread is in a call; torch's own calls are within others
 
     def comm(self, group: Any) -> int:
         """The number of a group's calls; 0 before init_process_group, and for a group without this rank."""
         module = self.module
-        if group is None:
-            if not module.is_initialized():
-                return 0
-            group = module._get_default_group()
+        world = module._get_default_group() if module.is_initialized() else None
+        group = world if group is None else group
         name = getattr(group, "group_name", None)
         if name is None or group is module.GroupMember.NON_GROUP_MEMBER:
             return 0
         if name not in self.comms:
-            is_world = group is module._get_default_group()
             given = getattr(group, "group_desc", "undefined")
-            label = "the default group" if is_world else f"group {name if given == 'undefined' else given}"
-            ranks = module.get_process_group_ranks(group)
-            deferred = "nccl" in str(module.get_backend(group))
-            self.comms[name] = watch.add_comm(identity("torch", name, ranks), label, deferred)
+            label = "the default group" if group is world else f"group {name if given == 'undefined' else given}"
+            id = identity("torch", self.worlds, name, module.get_process_group_ranks(group))
+            self.comms[name] = _watch.add_comm(id, label, deferred="nccl" in str(module.get_backend(group)))
         return self.comms[name]
 
     def forget(self) -> None:
-        """After destroy_process_group the names are used again."""
+        """After all groups have been destroyed their names are used again."""
         for index in self.comms.values():
-            watch.remove_comm(index)
+            _watch.remove_comm(index)
         self.comms.clear()
+        self.worlds += 1
 
 
-def _recorded(groups: _Groups, function: Callable[..., Any], name: str, number: int) -> Callable[..., Any]:
-    parameters = () if name == "wait" else inspect.signature(function).parameters
-    places = {parameter: place for place, parameter in enumerate(parameters)}
-
-    def argument(args: tuple[Any, ...], keywords: dict[str, Any], parameter: str) -> Any:
-        place = places.get(parameter)
-        if place is not None and place < len(args):
-            return args[place]
-        return keywords.get(parameter)
+def _recorded(groups: _Groups, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    signature = None if name == "wait" else inspect.signature(function)
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        local = name == "new_group" and argument(args, keywords, "use_local_synchronization")  # not of all ranks
+        given = {} if signature is None else signature.bind_partial(*args, **keywords).arguments
+        local = name == "new_group" and given.get("use_local_synchronization")  # not of all ranks
         if local or getattr(groups.inside, "call", False):
             return function(*args, **keywords)
-        comm = 0 if name == "wait" else groups.comm(argument(args, keywords, "group"))
-        root = next((each for p in _PEERS if (each := argument(args, keywords, p)) is not None), 0)
-        reduction = _reduction(argument(args, keywords, "op")) if "op" in places else _NONE
-        dtype, amount = _size(argument(args, keywords, _MEASURED[name])) if name in _MEASURED else (_NONE, None)
-        begun = watch.begin(comm, number, root if isinstance(root, int) else 0, reduction, dtype, amount)
-        groups.inside.call = True
-        failed = True
+        comm = 0 if name == "wait" else groups.comm(given.get("group"))
+        root = next((given[peer] for peer in _PEERS if given.get(peer) is not None), 0)
+        reduction = _reduction(given.get("op")) if signature and "op" in signature.parameters else _NONE
+        dtype, amount = _size(given.get(_MEASURED.get(name, "")))
+        root = root if isinstance(root, int) else 0
+        begun = _watch.begin(comm, TORCH_NUMBERS[name], root, reduction, dtype, amount)
+        groups.inside.call = failed = True
         try:
             result = function(*args, **keywords)
             failed = False
         finally:
             groups.inside.call = False
-            watch.end(begun, failed)
-        if name == "destroy_process_group":
+            _watch.end(begun, failed)
+        if name == "destroy_process_group" and not groups.module.is_initialized():
             groups.forget()
         return result
 

@@ -39,11 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
     path, fd, pid, *command = argv
     if os.getppid() == int(pid):
-        pidfd = os.pidfd_open(int(pid))
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
-        os.close(pidfd)
+        select.select([os.pidfd_open(int(pid))], [], [])
     view = SegmentView(int(fd))
     ranks = range(view.world_size)
     failure = _watch.failure(Segment.attach(int(fd))) or None
