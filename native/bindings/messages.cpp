@@ -184,6 +184,8 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("done", &RequestHandle::done, locked)
         .def("cancel", &RequestHandle::cancel, locked)
         .def(
+            "give_back", [](RequestHandle& r) { without_gil([&] { r->give_back(); }); }, locked)
+        .def(
             "memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); }, locked)
         .def("__repr__", &RequestHandle::repr)
         .def_rw("started", &RequestHandle::started, locked)

@@ -53,8 +53,13 @@ struct Received {
     Arrival arrival{};
 };
 
+// NumPy has no such dtype without another package.
+bool foreign(DType dtype) { return dtype == DType::BF16 || dtype == DType::FP8E4M3 || dtype == DType::FP8E5M2; }
+
 // Receives an object, or an array of any length and dtype. Nothing, if src or tag is not an int in range, or ANY.
-std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle label, std::optional<double> timeout) {
+// check(dtype): whether the caller can have an array of a foreign dtype; if it raises, the message is given back.
+std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle label, std::optional<double> timeout,
+                                nb::handle check = {}) {
     const int from = rank_or_tag(src, c.world_size()), tag = rank_or_tag(label, kTags);
     if (from == kNotANumber || tag == kNotANumber) return std::nullopt;
     check_timeout(timeout);
@@ -62,7 +67,7 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     // A short message is stored in its block at once, unless the GIL has been released because another thread had the
     // requests.
     const auto into_block = [&](const Header& h) -> uint8_t* {
-        if (bool(h.object) != object || !PyGILState_Check()) return nullptr;
+        if (bool(h.object) != object || foreign(DType(h.dtype)) || !PyGILState_Check()) return nullptr;
         const auto length = Py_ssize_t(h.bytes);
         nb::object block = nb::steal(object ? PyBytes_FromStringAndSize(nullptr, length)
                                             : PyByteArray_FromStringAndSize(nullptr, length));
@@ -78,6 +83,14 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
         ReleaseGilToWait released;
         request = c.messages().recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
                                             received.arrival, timeout, released.options());
+    }
+    if (request && !object && foreign(received.arrival.dtype)) {
+        try {
+            check(int(received.arrival.dtype));
+        } catch (const nb::python_error&) {
+            without_gil([&] { request->give_back(); });
+            throw;
+        }
     }
     if (request && object && received.arrival.count <= tuning::kShortMessage) {
         const Memory memory = request->take_memory();
@@ -110,8 +123,8 @@ nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb
 }
 
 // (its bytes, its source, tag and dtype).
-nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout) {
-    const auto received = receive(c, false, src, label, timeout);
+nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle check) {
+    const auto received = receive(c, false, src, label, timeout, check);
     if (!received) return not_implemented();
     const Arrival& a = received->arrival;
     return nb::make_tuple(received->block, a.source, a.tag, int(a.dtype));
@@ -357,7 +370,8 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("read"), nb::arg("constructor").none())
         .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
-        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none())
+        .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none(),
+             nb::arg("check"))
         .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
              nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
         .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import rankwise as rw
+from rankwise.arrays import dtypes
 from rankwise.contract.message import Taken
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
@@ -134,6 +137,31 @@ def test_each_message_goes_to_one_of_several_threads(backend: str) -> None:
         group.barrier()
 
     run_ranks(3, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm", "gloo"])
+def test_a_message_without_a_numpy_dtype_is_kept(backend: str) -> None:
+    """bfloat16 where the package ml_dtypes is missing."""
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        if group.rank == 0:
+            for size in (3, 1 << 20):
+                for number in (1, 2):
+                    group.send(torch.full((size,), number, dtype=torch.bfloat16), 1, number)
+            return
+        dtypes._ml_dtype.cache_clear()
+        with patch.dict(sys.modules, {"ml_dtypes": None}):
+            for size in (3, 1 << 20):
+                for tag in (1, rw.ANY):
+                    with pytest.raises(ImportError, match="NumPy arrays of bfloat16 need the package ml_dtypes"):
+                        group.recv_any(0, tag)
+                assert group.probe(0).tag == 1
+                for number in (1, 2):
+                    data = group.recv_any(0, dtype=torch.bfloat16).data
+                    assert data.tolist() == [number] * size
+
+    run_ranks(2, ranks, backend=backend)
 
 
 def test_recv_any() -> None:

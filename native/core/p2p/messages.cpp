@@ -266,6 +266,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
 void Messages::attach(const std::shared_ptr<Request>& r, const std::shared_ptr<Message>& m) {
     m->receive = r;
     r->message_ = m;
+    r->arrival_ = m->number_;
     if (const auto awaiting = std::move(m->awaiting)) {
         complete(*awaiting);
         notify(rank_);  // another thread may wait for it
@@ -389,6 +390,19 @@ void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
     m->at = m->kept.data() + here;
     m->receive = nullptr;
     if (m->offer) m->offer->fetched = true;  // or never will be, if the group has failed
+    put_back(m);
+}
+
+void Messages::give_back(Request& r) {
+    const auto lock = lock_requests();
+    if (closing_) return;
+    const Header header = Header::of(r.count_, r.dtype_, r.tag_, r.wanted_.kind == Wanted::Object);
+    const auto m = std::make_shared<Message>(Message{header, r.peer_, 0, nullptr, r.arrival_});
+    m->kept = std::move(r.memory_);
+    put_back(m);
+}
+
+void Messages::put_back(const std::shared_ptr<Message>& m) {
     arrived_.put_back(m);
     publish_room();
     match_posted(*m);

@@ -77,6 +77,8 @@ public:
     // The caller stops waiting and may free its memory. A receive is cancelled, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
+    // A complete receive of any length gives its message, whose memory nobody has taken, to the next one that matches.
+    void give_back(Request& receive);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
@@ -192,6 +194,7 @@ private:
     }
     static void go_on_from(Request& send, Memory copy);
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
+    void put_back(const std::shared_ptr<Message>& message);
     void match_posted(Message& message);
     std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked

@@ -359,4 +359,8 @@ void Request::cancel() {
     if (messages) messages->cancel(shared_from_this());
 }
 
+void Request::give_back() {
+    if (const auto messages = messages_.lock()) messages->give_back(*this);
+}
+
 }  // namespace rankwise

@@ -84,6 +84,7 @@ public:
     static void await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout);
     // Cancels it, so that the caller may free its memory; see Messages::cancel. Does nothing to a complete one.
     void cancel();
+    void give_back();  // see Messages::give_back
     // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
     bool failed() const { return !failure_.empty(); }
     bool raised() const { return raised_; }
@@ -136,6 +137,7 @@ private:
     std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects
     std::atomic<bool> raised_{false};
+    uint64_t arrival_ = 0;  // receive: the number_ of its message
     TraceEntry* entry_ = nullptr;
     bool reserved_ = false;     // it counts among the messages that have an entry although nobody waits for them
     uint64_t began_ = 0;        // ticks; 0 if it was started without waiting for it

@@ -107,6 +107,10 @@ class Arrival(Work[None]):
     def memory(self) -> Any:
         """The message's bytes, by the buffer protocol; writable, unless it is a short object. Called once."""
 
+    @abstractmethod
+    def give_back(self) -> None:
+        """Keep the message for the next receive that matches it; instead of `memory`, once it is complete."""
+
 
 class Receives(ABC):
     """The receives of one communicator for messages of any length.

@@ -188,8 +188,12 @@ class Shortcuts:
         """
         return NotImplemented
 
-    def recv_any_plain(self, src: object, tag: object, timeout: float | None) -> Any:
-        """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise."""
+    def recv_any_plain(self, src: object, tag: object, timeout: float | None, check: Callable[[Any], object]) -> Any:
+        """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise.
+
+        check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
+        kept for the next receive.
+        """
         return NotImplemented
 
     broadcast_object_plain: ObjectShortcut | None = None

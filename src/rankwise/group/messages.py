@@ -69,6 +69,8 @@ class Messages(GroupBase):
         Raises:
             MismatchError: the message has another dtype, or is an object; the next receive of any kind that matches the
                 message gets it.
+            ImportError: the message has a dtype that NumPy has only with the package ml_dtypes, which is missing; the
+                message is kept likewise, for example for a receive with a torch dtype.
             CollectiveTimeout: no message came in time. The group stays usable, and the next receive gets the message,
                 even if its data had begun to arrive.
 
@@ -82,7 +84,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         if dtype is None:
-            found = self._shortcuts.recv_any_plain(src, tag, timeout)
+            found = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy)
             if found is not NotImplemented:
                 block, sender, label_, code = found
                 return Received(array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
@@ -93,7 +95,14 @@ class Messages(GroupBase):
         receive = self.receives.recv_any(wanted, source, number)
 
         def finish() -> Received:
-            memory, found = np.frombuffer(receive.memory(), np.uint8), DType(receive.dtype)
+            found = DType(receive.dtype)
+            if kind is NUMPY:
+                try:
+                    dtypes.to_numpy(found)
+                except ImportError:
+                    receive.give_back()
+                    raise
+            memory = np.frombuffer(receive.memory(), np.uint8)
             shape = (memory.size // found.itemsize,)
             return Received(kind.over(memory, shape, found), receive.source, receive.tag)
 

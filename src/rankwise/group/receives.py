@@ -189,6 +189,9 @@ class QueuedReceive(Arrival):
         assert self.taken is not None
         return content(self.taken) if self._operation == "recv_object" else array_over(self.taken.memory, np.uint8)
 
+    def give_back(self) -> None:
+        self._queue.forget(self)
+
     def done(self) -> bool:
         self._progress()
         return self.error is not None or (self.taken is not None and self.taken.work.done())
