@@ -58,6 +58,5 @@ inline int rank_or_tag(nb::handle value, long end, int first = 0) {
 }
 
 inline void check_timeout(std::optional<double> timeout) {
-    if (timeout && !(*timeout >= 0))
-        throw rankwise::BadArgument("timeout: " + std::to_string(*timeout) + " given, expected seconds or None");
+    if (timeout) rankwise::checked_seconds(*timeout);
 }

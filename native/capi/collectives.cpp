@@ -1,4 +1,6 @@
 // The collectives of rankwise.h.
+#include <numeric>
+
 #include "handles.hpp"
 
 using namespace rankwise;
@@ -11,6 +13,21 @@ Counts counts_of(const Comm& comm, const uint64_t* counts, const char* argument)
     Counts all(counts, counts + comm.world_size());
     for (const uint64_t count : all) checked(count);
     return all;
+}
+
+// Elements of all ranks together.
+uint64_t whole(const Comm& comm, uint64_t count) { return checked_bytes(checked(count), size_t(comm.world_size())); }
+uint64_t sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), uint64_t(0)); }
+
+// Throws BadArgument unless the memory that a call reads, of so many elements, and the memory that it writes are there,
+// and apart.
+void check_both(const void* send, uint64_t sent, const void* recv, uint64_t received, rankwise_dtype dtype) {
+    const size_t item = itemsize(checked(dtype));
+    const auto from = reinterpret_cast<uintptr_t>(memory(send, sent, "send")),
+               to = reinterpret_cast<uintptr_t>(memory(recv, received, "recv"));
+    const size_t read = checked_bytes(sent, item), written = checked_bytes(received, item);
+    if (read && written && from < to + written && to < from + read)
+        throw BadArgument("send and recv: memory that overlaps given, expected memory of its own for each");
 }
 
 }  // namespace
@@ -34,37 +51,44 @@ int rankwise_reduce(rankwise_comm comm, void* data, uint64_t count, rankwise_dty
 
 int rankwise_all_gather(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype) {
     return guarded([&] {
-        checked(comm).all_gather(memory(send, count, "send"), memory(recv, count, "recv"), count, checked(dtype));
+        Comm& c = checked(comm);
+        check_both(send, count, recv, whole(c, count), dtype);
+        c.all_gather(send, recv, count, checked(dtype));
     });
 }
 
 int rankwise_gather(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype, int root) {
     return guarded([&] {
         Comm& c = checked(comm);
-        if (c.rank() == root) memory(recv, count, "recv");
-        c.gather(memory(send, count, "send"), recv, count, checked(dtype), root);
+        const bool all = c.rank() == root;
+        check_both(send, count, recv, all ? whole(c, count) : 0, dtype);
+        c.gather(send, recv, count, checked(dtype), root);
     });
 }
 
 int rankwise_scatter(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype, int root) {
     return guarded([&] {
         Comm& c = checked(comm);
-        if (c.rank() == root) memory(send, count, "send");
-        c.scatter(send, memory(recv, count, "recv"), count, checked(dtype), root);
+        const bool all = c.rank() == root;
+        check_both(send, all ? whole(c, count) : 0, recv, count, dtype);
+        c.scatter(send, recv, count, checked(dtype), root);
     });
 }
 
 int rankwise_reduce_scatter(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype,
                             rankwise_op op) {
     return guarded([&] {
-        checked(comm).reduce_scatter(memory(send, count, "send"), memory(recv, count, "recv"), count, checked(dtype),
-                                     checked(op));
+        Comm& c = checked(comm);
+        check_both(send, whole(c, count), recv, count, dtype);
+        c.reduce_scatter(send, recv, count, checked(dtype), checked(op));
     });
 }
 
 int rankwise_all_to_all(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype) {
     return guarded([&] {
-        checked(comm).all_to_all(memory(send, count, "send"), memory(recv, count, "recv"), count, checked(dtype));
+        Comm& c = checked(comm);
+        check_both(send, whole(c, count), recv, whole(c, count), dtype);
+        c.all_to_all(send, recv, count, checked(dtype));
     });
 }
 
@@ -72,7 +96,9 @@ int rankwise_all_gather_v(rankwise_comm comm, const void* send, void* recv, cons
                           rankwise_dtype dtype) {
     return guarded([&] {
         Comm& c = checked(comm);
-        c.all_gather_v(send, recv, counts_of(c, counts, "counts"), checked(dtype));
+        const Counts all = counts_of(c, counts, "counts");
+        check_both(send, all[size_t(c.rank())], recv, sum(all), dtype);
+        c.all_gather_v(send, recv, all, checked(dtype));
     });
 }
 
@@ -80,7 +106,9 @@ int rankwise_gather_v(rankwise_comm comm, const void* send, void* recv, const ui
                       int root) {
     return guarded([&] {
         Comm& c = checked(comm);
-        c.gather_v(send, recv, counts_of(c, counts, "counts"), checked(dtype), root);
+        const Counts all = counts_of(c, counts, "counts");
+        check_both(send, all[size_t(c.rank())], recv, c.rank() == root ? sum(all) : 0, dtype);
+        c.gather_v(send, recv, all, checked(dtype), root);
     });
 }
 
@@ -88,7 +116,9 @@ int rankwise_scatter_v(rankwise_comm comm, const void* send, void* recv, const u
                        int root) {
     return guarded([&] {
         Comm& c = checked(comm);
-        c.scatter_v(send, recv, counts_of(c, counts, "counts"), checked(dtype), root);
+        const Counts all = counts_of(c, counts, "counts");
+        check_both(send, c.rank() == root ? sum(all) : 0, recv, all[size_t(c.rank())], dtype);
+        c.scatter_v(send, recv, all, checked(dtype), root);
     });
 }
 
@@ -96,7 +126,9 @@ int rankwise_reduce_scatter_v(rankwise_comm comm, const void* send, void* recv, 
                               rankwise_dtype dtype, rankwise_op op) {
     return guarded([&] {
         Comm& c = checked(comm);
-        c.reduce_scatter_v(send, recv, counts_of(c, counts, "counts"), checked(dtype), checked(op));
+        const Counts all = counts_of(c, counts, "counts");
+        check_both(send, sum(all), recv, all[size_t(c.rank())], dtype);
+        c.reduce_scatter_v(send, recv, all, checked(dtype), checked(op));
     });
 }
 
@@ -104,7 +136,8 @@ int rankwise_all_to_all_v(rankwise_comm comm, const void* send, void* recv, cons
                           const uint64_t* recv_counts, rankwise_dtype dtype) {
     return guarded([&] {
         Comm& c = checked(comm);
-        c.all_to_all_v(send, recv, counts_of(c, send_counts, "send_counts"), counts_of(c, recv_counts, "recv_counts"),
-                       checked(dtype));
+        const Counts out = counts_of(c, send_counts, "send_counts"), in = counts_of(c, recv_counts, "recv_counts");
+        check_both(send, sum(out), recv, sum(in), dtype);
+        c.all_to_all_v(send, recv, out, in, checked(dtype));
     });
 }

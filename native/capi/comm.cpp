@@ -63,6 +63,7 @@ int rankwise_close(rankwise_comm* comm, double timeout) {
     return guarded([&] {
         if (!result(comm, "comm")) return;
         if ((*comm)->lent) throw BadArgument("comm: it belongs to a Python group; close that");
+        checked_seconds(timeout);
         const std::unique_ptr<rankwise_comm_s> owned(std::exchange(*comm, nullptr));
         {
             const std::lock_guard lock(registry().mutex);

@@ -89,7 +89,8 @@ int rankwise_irecv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtyp
 
 int rankwise_wait(rankwise_request* request, double timeout, rankwise_message* message) {
     return guarded([&] {
-        if (result(request, "request")) finish(*request, timeout < 0 ? std::nullopt : std::optional(timeout), message);
+        const auto limit = timeout < 0 ? std::nullopt : std::optional(checked_seconds(timeout));
+        if (result(request, "request")) finish(*request, limit, message);
     });
 }
 

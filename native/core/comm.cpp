@@ -422,13 +422,13 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
                         const CallOptions& options) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
-    CallGuard call(*this, make_call(Op::AllToAllV, dtype),
-                   std::accumulate(out.begin(), out.end(), uint64_t(0)) * itemsize(dtype), options);
     const int n = transport_.n;
     const size_t item = itemsize(dtype);
+    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
+    CallGuard call(*this, make_call(Op::AllToAllV, dtype), blocks_out.total(), options);
     // The ranks exchange their counts, to check them and to agree on the number of rounds.
     Counts all(size_t(n) * n);
-    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, n * sizeof(uint64_t)));
+    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, uint64_t(n), sizeof(uint64_t)));
     uint64_t largest = 0;
     for (int from = 0; from < n; ++from)
         for (int to = 0; to < n; ++to)
@@ -442,7 +442,6 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
         fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
         failures_.throw_failure(name(Op::AllToAllV));
     }
-    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
     if (n == 1) copy(recv, send, blocks_out.size(0));
     else collectives::all_to_all(transport_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
 }
@@ -531,7 +530,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     std::vector<int> ranks;  // of this group, in the order of the new one
     CallGuard call(*this, make_call(Op::Split));
     const Entry mine{color, key};
-    collectives::all_gather(transport_, bytes(&mine), bytes(entries.data()), Blocks(n, sizeof(Entry)));
+    collectives::all_gather(transport_, bytes(&mine), bytes(entries.data()), Blocks(n, 1, sizeof(Entry)));
     for (int r = 0; r < n; ++r)
         if (entries[r].color == color) ranks.push_back(r);
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entries[a] < entries[b]; });
@@ -547,7 +546,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
             trouble = e.what();
         }
     }
-    collectives::all_gather(transport_, bytes(&created), bytes(offsets.data()), Blocks(n, sizeof created));
+    collectives::all_gather(transport_, bytes(&created), bytes(offsets.data()), Blocks(n, 1, sizeof created));
     if (color < 0) return nullptr;
     const uint64_t offset = offsets[ranks[0]];
     if (offset == kNotCreated) {

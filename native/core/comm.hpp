@@ -176,7 +176,7 @@ private:
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;
     // One block for each rank: all of `count` elements, or of as many as `counts` says.
-    Blocks blocks_of(uint64_t count, size_t item) const { return Blocks(world_size(), count * item); }
+    Blocks blocks_of(uint64_t count, size_t item) const { return Blocks(world_size(), count, item); }
     Blocks blocks_of(const Counts& counts, size_t item) const;
 
     const std::shared_ptr<BufferCache> buffers_;

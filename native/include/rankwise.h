@@ -89,21 +89,22 @@ int rankwise_init_version(int api_version, rankwise_comm* comm);
 #define rankwise_init(comm) rankwise_init_version(RANKWISE_API_VERSION, comm)
 /* The communicator of a Python group, from its `handle`. It is valid as long as the group is, which closes it. */
 rankwise_comm rankwise_from_handle(uint64_t handle);
-/* Finish what is pending within so many seconds, release the communicator, and set it to NULL, whatever is returned;
- * RANKWISE_ERR_OTHER says what was still in progress. */
+/* Finish what is pending within so many seconds, release the communicator, and set it to NULL, whatever is returned but
+ * RANKWISE_ERR_ARGUMENT; RANKWISE_ERR_OTHER says what was still in progress. */
 int rankwise_close(rankwise_comm* comm, double timeout);
 
 /* Of a communicator that is not closed; -1 if comm is NULL. */
 int rankwise_rank(rankwise_comm comm);
 int rankwise_world_size(rankwise_comm comm);
-/* Seconds that an operation may wait for other ranks. */
+/* Seconds, above 0, that an operation may wait for other ranks. NaN is refused here and below. */
 double rankwise_timeout(rankwise_comm comm);
 int rankwise_set_timeout(rankwise_comm comm, double seconds);
 /* Collective: ranks with the same color form a new group, in the order of their keys. With a color below 0 this rank
  * joins none, and *part is NULL. */
 int rankwise_split(rankwise_comm comm, int64_t color, int64_t key, rankwise_comm* part);
 
-/* ---- collectives; count is in elements ---- */
+/* ---- collectives; count is in elements, which follow each other, aligned and in this machine's byte order; send and
+ * recv must not overlap. A call with more bytes than can be addressed is a bad argument. ---- */
 
 int rankwise_barrier(rankwise_comm comm); /* also completes this rank's messages */
 int rankwise_broadcast(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int root);

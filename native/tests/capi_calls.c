@@ -1,5 +1,6 @@
 #include "capi_calls.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { MOST = 8 }; /* ranks */
@@ -124,7 +125,7 @@ int capi_messages(rankwise_comm comm) {
     return 0;
 }
 
-int capi_refusals(rankwise_comm comm) {
+static int wrong_arguments(rankwise_comm comm) {
     double x = 0;
     EXPECT(rankwise_all_reduce(NULL, &x, 1, RANKWISE_F64, RANKWISE_SUM) == RANKWISE_ERR_ARGUMENT);
     EXPECT(strncmp(rankwise_error_message(), "comm: NULL given", 16) == 0);
@@ -139,6 +140,73 @@ int capi_refusals(rankwise_comm comm) {
     EXPECT(rankwise_init_version(RANKWISE_API_VERSION + 1, &comm) == RANKWISE_ERR_UNSUPPORTED && comm == NULL);
     EXPECT(rankwise_rank(NULL) == -1 && rankwise_world_size(NULL) == -1);
     return 0;
+}
+
+/* Elements of 8 bytes whose bytes wrap to 0, and those of which only all ranks' together do. */
+static int wrong_sizes(rankwise_comm comm) {
+    const uint64_t far = UINT64_C(1) << 61, n = (uint64_t)rankwise_world_size(comm);
+    const uint64_t together = (UINT64_C(1) << 60) / n + 1;
+    double x[MOST * 2] = {0}, y[MOST * 2] = {0};
+    uint64_t counts[MOST], ones[MOST];
+    rankwise_request request;
+    for (uint64_t r = 0; r < n; ++r) counts[r] = together, ones[r] = 1;
+#define REFUSED(call) EXPECT((call) == RANKWISE_ERR_ARGUMENT)
+    REFUSED(rankwise_broadcast(comm, x, far, RANKWISE_F64, 0));
+    REFUSED(rankwise_all_reduce(comm, x, far, RANKWISE_F64, RANKWISE_SUM));
+    EXPECT(strncmp(rankwise_error_message(), "count: 2305843009213693952 given, expected at most ", 51) == 0);
+    REFUSED(rankwise_reduce(comm, x, far, RANKWISE_F64, RANKWISE_SUM, 0));
+    REFUSED(rankwise_all_gather(comm, x, y, together, RANKWISE_F64));
+    REFUSED(rankwise_gather(comm, x, y, together, RANKWISE_F64, 0));
+    REFUSED(rankwise_scatter(comm, x, y, together, RANKWISE_F64, 0));
+    REFUSED(rankwise_reduce_scatter(comm, x, y, together, RANKWISE_F64, RANKWISE_SUM));
+    REFUSED(rankwise_all_to_all(comm, x, y, together, RANKWISE_F64));
+    REFUSED(rankwise_all_gather_v(comm, x, y, counts, RANKWISE_F64));
+    REFUSED(rankwise_gather_v(comm, x, y, counts, RANKWISE_F64, 0));
+    REFUSED(rankwise_scatter_v(comm, x, y, counts, RANKWISE_F64, 0));
+    REFUSED(rankwise_reduce_scatter_v(comm, x, y, counts, RANKWISE_F64, RANKWISE_SUM));
+    REFUSED(rankwise_all_to_all_v(comm, x, y, counts, counts, RANKWISE_F64));
+    REFUSED(rankwise_send(comm, x, far, RANKWISE_F64, 0, 0));
+    REFUSED(rankwise_recv(comm, x, far, RANKWISE_F64, 0, 0, NULL));
+    REFUSED(rankwise_recv_up_to(comm, x, far, RANKWISE_F64, 0, 0, NULL));
+    REFUSED(rankwise_isend(comm, x, far, RANKWISE_F64, 0, 0, &request));
+    REFUSED(rankwise_irecv(comm, x, far, RANKWISE_F64, 0, 0, &request));
+    /* memory that is not there, or in which one array lies within the other */
+    REFUSED(rankwise_all_gather(comm, x, x, 1, RANKWISE_F64));
+    REFUSED(rankwise_reduce_scatter(comm, x, x + n - 1, 1, RANKWISE_F64, RANKWISE_SUM));
+    REFUSED(rankwise_all_to_all(comm, x, x, 1, RANKWISE_F64));
+    REFUSED(rankwise_all_gather_v(comm, x + n - 1, x, ones, RANKWISE_F64));
+    REFUSED(rankwise_all_gather_v(comm, NULL, x, ones, RANKWISE_F64));
+    REFUSED(rankwise_all_to_all_v(comm, x, NULL, ones, ones, RANKWISE_F64));
+    return 0;
+}
+
+/* A time that is no number is refused at once; -1 means the communicator's to rankwise_wait alone. */
+static int wrong_times(rankwise_comm comm) {
+    const double timeout = rankwise_timeout(comm), wrong[] = {NAN, -NAN, -1, -INFINITY};
+    double x;
+    rankwise_request request;
+    rankwise_comm part;
+    OK(rankwise_split(comm, 0, 0, &part));
+    OK(rankwise_irecv(comm, &x, 1, RANKWISE_F64, rankwise_rank(comm), 77, &request));
+    for (int i = 0; i < 4; ++i) {
+        REFUSED(rankwise_set_timeout(comm, wrong[i]));
+        REFUSED(rankwise_close(&part, wrong[i]));
+        EXPECT(part != NULL);
+        if (i < 2) REFUSED(rankwise_wait(&request, wrong[i], NULL));
+        EXPECT(request != NULL);
+    }
+    REFUSED(rankwise_set_timeout(comm, 0));
+    EXPECT(rankwise_timeout(comm) == timeout);
+    OK(rankwise_cancel(&request));
+    OK(rankwise_barrier(part)); /* it is open */
+    OK(rankwise_close(&part, 5));
+    return 0;
+}
+
+int capi_refusals(rankwise_comm comm) {
+    const int size = wrong_sizes(comm);
+    const int time = size ? size : wrong_times(comm);
+    return time ? time : wrong_arguments(comm);
 }
 
 int capi_reduce(rankwise_comm comm, uint64_t count) {

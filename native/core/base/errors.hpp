@@ -77,6 +77,12 @@ inline int checked_number(const char* argument, int number, int end, const char*
                       (expected ? expected : "0 to " + std::to_string(end - 1)));
 }
 
+// Seconds that one wait may take. Throws BadArgument for NaN and for less than 0.
+inline double checked_seconds(double seconds) {
+    if (seconds >= 0) return seconds;
+    throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds, at least 0");
+}
+
 // Parts of an error's text.
 std::string seconds(double value);                      // "2.5 s"
 std::string mib(size_t bytes);                          // "3 MiB"

@@ -1,6 +1,10 @@
 // Sizes of memory.
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/errors.hpp"
 
 namespace rankwise {
 
@@ -8,5 +12,14 @@ inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
 inline constexpr size_t kPage = 4096;
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
 constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// The bytes of so many items. Throws BadArgument if there are more than an address space can have.
+inline size_t checked_bytes(uint64_t count, size_t item = 1) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, item, &bytes) || bytes > PTRDIFF_MAX)
+        throw BadArgument("count: " + std::to_string(count) + " given, expected at most " +
+                          std::to_string(PTRDIFF_MAX / item) + ", whose bytes can be addressed");
+    return bytes;
+}
 
 }  // namespace rankwise

@@ -5,15 +5,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/sizes.hpp"
+
 namespace rankwise {
 
 class Blocks {
 public:
-    // n equal blocks.
-    Blocks(int n, size_t bytes) : n_(n), each_(bytes) {}
+    // n equal blocks of `count` items each. Throws BadArgument, as the next does, if they do not fit into an address
+    // space.
+    Blocks(int n, uint64_t count, size_t item) : n_(n), each_(count * item) { checked_bytes(count, item * size_t(n)); }
     // Block j holds counts[j] items; the blocks follow each other without gaps.
     Blocks(const uint64_t* counts, int n, size_t item) : n_(n), each_(0), bounds_(size_t(n) + 1) {
-        for (int j = 0; j < n; ++j) bounds_[j + 1] = bounds_[j] + counts[j] * item;
+        for (int j = 0; j < n; ++j) bounds_[j + 1] = checked_bytes(bounds_[j] + checked_bytes(counts[j], item));
     }
     int n() const { return n_; }
     size_t offset(int j) const { return bounds_.empty() ? each_ * size_t(j) : bounds_[j]; }

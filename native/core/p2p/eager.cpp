@@ -7,7 +7,7 @@ namespace rankwise {
 bool Messages::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
                             bool object) {
     check_peer(Op::Send, to);
-    const uint64_t bytes = count * itemsize(dtype), began = tracer_.measured() ? ticks() : 0;
+    const uint64_t bytes = checked_bytes(count, itemsize(dtype)), began = tracer_.measured() ? ticks() : 0;
     if (bytes > tuning::kShortMessage || to == rank_) return false;
     const auto lock = lock_requests(options);
     Outgoing& out = outgoing_[to];
@@ -92,14 +92,14 @@ Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, in
     const auto accept = [&](const Header& h) {
         return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
     };
-    if (count * itemsize(dtype) <= tuning::kShortMessage)
+    if (checked_bytes(count, itemsize(dtype)) <= tuning::kShortMessage)
         if (const auto received = take_short(from, tag, accept, options)) return *received;
     return complete_now(recv(data, count, dtype, from, tag, options, true), options);
 }
 
 Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
                                  const CallOptions& options) {
-    const uint64_t bytes = count * itemsize(dtype);
+    const uint64_t bytes = checked_bytes(count, itemsize(dtype));
     const auto accept = [&](const Header& h) {
         return !h.object && h.bytes <= bytes ? static_cast<uint8_t*>(data) : nullptr;
     };

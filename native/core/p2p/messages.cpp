@@ -112,6 +112,7 @@ void Messages::check_peer(Op op, int peer) const {
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
     check_peer(op, peer);
+    checked_bytes(count, itemsize(dtype));
     auto r = std::make_shared<Request>();
     r->messages_ = weak_from_this();
     r->sends_ = op == Op::Send;
