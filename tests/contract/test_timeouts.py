@@ -41,6 +41,27 @@ def test_a_wait_refuses_what_is_no_number_of_seconds(name: str) -> None:
     run_ranks(1, ranks)
 
 
+def test_a_lock_refuses_it_too() -> None:
+    def ranks(group: Group) -> None:
+        lock = group.lock()
+        for bad in (float("nan"), -1):
+            with pytest.raises(ValueError, match=rf"^timeout: {bad} given, expected seconds, at least 0, or None$"):
+                lock.acquire(bad)
+        with lock:
+            pass
+
+    run_ranks(1, ranks)
+
+
+def test_the_future_of_a_task_refuses_nan() -> None:
+    with rw.Pool(1, threads=True) as pool:
+        future = pool.submit(int)
+        with pytest.raises(ValueError, match=r"^timeout: nan given, expected seconds, at least 0, or None$"):
+            future.result(float("nan"))
+        assert future.result() == 0
+        assert future.result(-1) == 0  # as in concurrent.futures
+
+
 @pytest.mark.parametrize("bad", [float("nan"), -1, "3", True, None])
 def test_a_close_refuses_what_is_no_number_of_seconds_and_closes_nothing(bad: Any) -> None:
     def ranks(group: Group) -> None:

@@ -131,11 +131,11 @@ class Lock:
             >>> lock.release()
         """
         self._check_process()
+        limit = self._comm.timeout if timeout is None else check_wait(timeout)
         mine = next(self._marks)
         if self._words.swap_if(_HOLDER, 0, mine):
             self._mark, self.abandoned_by = mine, None
             return
-        limit = self._comm.timeout if timeout is None else check_wait(timeout)
         self._words.add(_SLEEPERS, 1)
         try:
             self._mark, self.abandoned_by = mine, self._wait(mine, limit)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.timeouts import check_wait
 
 T = TypeVar("T")
 
@@ -105,6 +106,8 @@ class TaskFuture(Future[Any]):
         self._dealer = dealer
 
     def result(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            timeout = check_wait(max(timeout, 0))  # as in concurrent.futures, whose map waits for less than 0 when late
         end = None if timeout is None else time.monotonic() + timeout
         try:
             if not self.done():

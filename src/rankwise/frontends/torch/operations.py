@@ -8,6 +8,7 @@ from datetime import timedelta
 from torch.distributed import Work
 
 from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.timeouts import check_timeout
 from rankwise.frontends.torch.allocation import RegisteredTensors
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.messages import TorchMessages
@@ -33,7 +34,7 @@ class Operations(TorchCollectives, TorchMessages, RegisteredTensors, Shrinking):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long every later operation may wait for the other ranks."""
-        self.comm.timeout = timeout.total_seconds()
+        self.comm.timeout = check_timeout(timeout.total_seconds())
 
     _set_default_timeout = set_timeout
 
