@@ -10,7 +10,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import version
 from sysconfig import get_config_var
 
@@ -53,7 +52,6 @@ def main() -> None:
     assert library.rankwise_world_size(comm) == 1
     assert os.listdir(rw.get_include()) == ["rankwise.h"]
     if get_config_var("Py_GIL_DISABLED"):
-        import_module("rankwise._mpi")
         import_module("rankwise._watch")
         assert not sys._is_gil_enabled(), "a module has turned the GIL on"  # type: ignore[attr-defined]
     for words in (["--version"], ["run", "--help"], ["doctor"]):

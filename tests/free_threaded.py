@@ -182,7 +182,7 @@ def main() -> None:
     status = subprocess.run([*command, *arguments], cwd=ROOT).returncode
     if status:
         sys.exit(status)
-    check = "import sys, rankwise._mpi, rankwise._watch; assert not sys._is_gil_enabled(); print(sys.version)"
+    check = "import sys, rankwise._watch; assert not sys._is_gil_enabled(); print(sys.version)"
     subprocess.run([python, "-c", check], check=True, env={**os.environ, **QUIET})
 
 

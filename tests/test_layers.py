@@ -92,11 +92,10 @@ NATIVE_HELPERS = {
 }
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"
-EXTENSIONS = {"_native", "_mpi", "_watch"}
+EXTENSIONS = {"_native", "_watch"}
 # The only parts of the package that load these extensions, and what else they may import. Ranks of programs that stay
 # on another library meet as those of the backend shm do, and trace as observers do.
 LOADS = {
-    "backends/mpi/": {"_mpi"},
     "frontends/watch/": {"_watch", "_native", "backends", "observe"},
 }
 
@@ -332,8 +331,6 @@ def test_files_are_short() -> None:
         ("group/group.py", "from rankwise import _native", "against the arrows"),
         ("group/group.py", "from rankwise._native import Comm", "against the arrows"),
         ("group/group.py", "import rankwise", "against the arrows"),
-        ("tools/run.py", "from rankwise import _mpi", "against the arrows"),
-        ("backends/gloo/p2p.py", "from rankwise import _mpi", "against the arrows"),
         ("frontends/mpi4py/world.py", "from rankwise import _watch", "against the arrows"),
         (
             "group/group.py",
@@ -383,7 +380,6 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str, fault
         ("backends/gloo.py", "def open_group():\n    import torch"),
         ("backends/gloo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tools/run.py", "from rankwise.launch import local\nimport rankwise as rw"),
-        ("backends/mpi/functions.py", "def seconds():\n    from rankwise import _mpi"),
         ("torch.py", "def open():\n    from rankwise.frontends.torch import group"),
         ("frontends/torch/group.py", "import torch\nfrom rankwise.group import work"),
         ("testing/ranks.py", "from rankwise.backends import threads\nfrom rankwise.launch.spawn import spawn"),

@@ -6,15 +6,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from rankwise._mpi import MpiRequest
 from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
-from rankwise.contract.work import COMPLETE, Work
+from rankwise.contract.work import Work
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
 
 POLLS = 200  # polls of a request with nothing in between, before the first yield
 SPIN = 50e-6  # seconds of probes with nothing in between, before the first yield
@@ -25,6 +30,10 @@ SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
 OTHER_DTYPE = 0.1  # seconds between two probes for a message of the right tag and another dtype
 
 DTYPES = tuple(DType)  # by number: faster than DType(number)
+
+
+_ABANDONED = list[Work[None]]()
+"""Messages that were on their way when their communicator was closed: MPI may still use their memory."""
 
 
 class Channel(composed.Channel):
@@ -41,52 +50,100 @@ class Channel(composed.Channel):
         failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
         """
         super().__init__()
-        messages, guard = transport.messages, transport.guard
-        self._messages, self.guard = messages, guard
-        self._send, self._recv = guard(messages.send), guard(messages.recv)
-        self._find, self._take = guard(messages.find), guard(messages.take)
-        self._closed = transport.mpi.ERR_COMM
+        self._transport = transport
+        self._mpi, self._comm = transport.mpi, transport.comm
+        self.status: Callable[[], MPI.Status] = transport.mpi.Status
+        self.lock = transport.lock or threading.RLock()
+        """Held in each call of MPI: none goes on when the communicator is freed."""
+        self._closed = False
         self.engine_errors = engine_errors
         self.failed = failed
         self.timeout = 0.0
         """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
-        try:
-            pending = self._send(ptr, count * ITEMSIZE[dtype], dest, tag * TAGS_PER_TAG + dtype, keep)
-        except self.engine_errors as error:
-            raise self.failed(error, _where("send", dest, tag, None)) from error
-        return COMPLETE if pending is None else Request(self, "send", pending, None, dest, tag)
+        memory = self._transport.bytes(ptr, count * ITEMSIZE[dtype])
+        label = tag * TAGS_PER_TAG + dtype
+        pending = self._call(lambda: self._comm.Isend(memory, dest, label), "send", dest, tag)
+        request = Request(self, "send", pending, None, dest, tag, keep)
+        request.done()  # most short messages are complete already
+        return request
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
-        label = ANY if tag == ANY else tag * TAGS_PER_TAG + dtype
-        try:
-            pending = self._recv(ptr, count * ITEMSIZE[dtype], src, label, keep)
-        except self.engine_errors as error:
-            raise self.failed(error, _where("recv", src, tag, (count, dtype))) from error
-        return Request(self, "recv", pending, (count, dtype), src, tag)
+        memory = self._transport.bytes(ptr, count * ITEMSIZE[dtype])
+        source = self._source(src)
+        label = self._mpi.ANY_TAG if tag == ANY else tag * TAGS_PER_TAG + dtype
+        expected = (count, dtype)
+        pending = self._call(lambda: self._comm.Irecv(memory, source, label), "recv", src, tag, expected)
+        return Request(self, "recv", pending, expected, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        found = self._find(src, tag, PROBES)
-        if found is None:
-            return None
-        source, number, code, size = found
-        return Message(source, number, size // ITEMSIZE[DTYPES[code]], DTYPES[code])
+        with self.lock:
+            status = self._find(src, tag)
+        return None if status is None else self.message(status)
 
     def take(self, src: int, tag: int) -> Taken | None:
-        try:
-            found = self._take(src, tag, PROBES)
-        except self.engine_errors as error:
-            raise self.failed(error, _where("recv", src, tag, None)) from error
-        return None if found is None else self._taken(*found)
+        taken = self._call(lambda: self._take(src, tag), "recv", src, tag)
+        if taken is None:
+            return None
+        message, memory, pending = taken
+        request = Request(self, "recv", pending, None, message.source, message.tag, memory)
+        request.done()
+        return Taken(message.source, message.tag, message.dtype, memory, request)
 
     def close(self) -> None:
         """The communicator will be freed: no call of another thread goes on to use it."""
-        self._messages.close(self._closed)
+        with self.lock:
+            self._closed = True
+        _ABANDONED.extend(self.pending.values())
 
-    def _taken(self, source: int, tag: int, code: int, memory: bytearray, pending: MpiRequest | None) -> Taken:
-        work = COMPLETE if pending is None else Request(self, "recv", pending, None, source, tag)
-        return Taken(source, tag, DTYPES[code], memory, work)
+    def _call(
+        self, step: Callable[[], T], operation: str, peer: int, tag: int, expected: tuple[int, DType] | None = None
+    ) -> T:
+        try:
+            with self.lock:
+                if self._closed:
+                    raise self._mpi.Exception(self._mpi.ERR_COMM)
+                return step()
+        except self.engine_errors as error:
+            raise self.failed(error, _where(operation, peer, tag, expected)) from error
+
+    def _source(self, src: int) -> int:
+        return self._mpi.ANY_SOURCE if src == ANY else src
+
+    def _find(self, src: int, tag: int) -> MPI.Status | None:
+        """The status of a message that a receive could get.
+
+        It is the first one, unless messages with other tags come before it and those with this tag have several
+        dtypes: as MPI's tag contains the dtype, finding one with this tag then takes a probe for each dtype.
+        """
+        status, source = self.status(), self._source(src)
+        if self._closed or not any(self._comm.Iprobe(source, self._mpi.ANY_TAG, status) for _ in range(PROBES)):
+            return None
+        if tag in (ANY, status.tag // TAGS_PER_TAG):
+            return status
+        labels = range(tag * TAGS_PER_TAG, tag * TAGS_PER_TAG + len(DTYPES))
+        return status if any(self._comm.Iprobe(source, label, status) for label in labels) else None
+
+    def _take(self, src: int, tag: int) -> tuple[Message, bytearray, MPI.Request] | None:
+        """Start to receive the message that `probe` would describe, in new memory."""
+        status = self._find(src, tag)
+        if status is None:
+            return None
+        memory = bytearray(self._size(status))  # before the message is matched, which could not be given back
+        matched = self._comm.Improbe(status.source, status.tag, status)
+        if matched is None:
+            return None
+        return self.message(status), memory, matched.Irecv(self._transport.described(memory, len(memory)))
+
+    def _size(self, status: MPI.Status) -> int:
+        size: int = status.Get_elements(self._transport.byte)
+        return size
+
+    def message(self, status: MPI.Status) -> Message:
+        """The message that MPI has found or received."""
+        tag, code = divmod(status.tag, TAGS_PER_TAG)
+        return Message(status.source, tag, self._size(status) // ITEMSIZE[DTYPES[code]], DTYPES[code])
 
 
 def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | None) -> str:
@@ -97,22 +154,24 @@ def _where(operation: str, peer: int, tag: int, expected: tuple[int, DType] | No
 class Request(Work[None]):
     """A request of MPI. Once a receive is complete, its source and tag are the message's.
 
-    request: the native one. expected: the count and dtype of a receive that was posted before its message was known.
-    peer, tag: as passed to send or recv.
+    request: MPI's. expected: the count and dtype of a receive that was posted before its message was known. peer, tag:
+    as passed to send or recv. keep: what owns the memory.
     """
 
     def __init__(
         self,
         channel: Channel,
         operation: str,
-        request: MpiRequest,
+        request: MPI.Request,
         expected: tuple[int, DType] | None,
         peer: int,
         tag: int,
+        keep: object,
     ) -> None:
         self._channel = channel
         self._operation = operation
-        self._request, self._test = request, channel.guard(request.test)
+        self._request, self._status = request, channel.status()
+        self._keep: object = keep
         self._expected = expected
         self.source, self.tag = peer, tag
         self._lock = threading.Lock()
@@ -146,14 +205,19 @@ class Request(Work[None]):
             if self._expected is not None and self._error is None:
                 self._check(*self._expected)
             self._over = True
+            self._keep = None
             self._channel.over(self)
         return True
 
+    def _test(self, times: int) -> bool:
+        with self._channel.lock:
+            return any(self._request.Test(self._status) for _ in range(times))
+
     def _check(self, count: int, dtype: DType) -> None:
         """Check that the message is of this count and dtype."""
-        self.source, label, size = self._request.described()
-        self.tag, code = divmod(label, TAGS_PER_TAG)
-        wrong = mismatch(self.tag, size // ITEMSIZE[DTYPES[code]], DTYPES[code], count, dtype)
+        message = self._channel.message(self._status)
+        self.source, self.tag = message.source, message.tag
+        wrong = mismatch(message.tag, message.count, message.dtype, count, dtype)
         if wrong is not None:
             self._error = self._channel.failed(wrong, self._where)
 

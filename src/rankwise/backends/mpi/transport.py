@@ -5,14 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from rankwise.backends.mpi import functions
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-T = TypeVar("T")
 
 TAGS_PER_TAG = 32  # MPI's tags for each of ours: one per dtype
 BLOCK = 1 << 30  # bytes; larger sizes are made of such blocks, as they may exceed an int
@@ -37,28 +33,18 @@ class Transport:
         self.lock = None if self.concurrent else _ONE_AT_A_TIME
         self.memory: Callable[[int, int], Any] = MPI.memory.fromaddress
         self.byte = MPI.BYTE
-        self._wides = WideTypes(MPI)
-        self.messages = functions.messages(MPI, comm, TAGS_PER_TAG, self._wides)
+        self._wides: dict[int, Any] = {}
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
         self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
 
-    def guard(self, call: Callable[..., T]) -> Callable[..., T]:
-        """A call of MPI that does not block, made with no other at the same time if this MPI requires that."""
-        lock = self.lock
-        if lock is None:
-            return call
-
-        def alone(*args: Any) -> T:
-            with lock:
-                return call(*args)
-
-        return alone
-
     # ---- memory, as MPI describes it ----
 
     def bytes(self, ptr: int, size: int) -> Any:
-        memory = self.memory(ptr, size)
+        return self.described(self.memory(ptr, size), size)
+
+    def described(self, memory: Any, size: int) -> Any:
+        """A buffer of this size."""
         return memory if size <= self.most else self.wide(memory, size)
 
     def each(self, ptr: int, size: int) -> tuple[Any, int, Any]:
@@ -67,8 +53,10 @@ class Transport:
         return (whole, size, self.byte) if size <= self.most else self.wide(whole, size)
 
     def wide(self, memory: Any, size: int) -> tuple[Any, int, Any]:
-        """More bytes than a count can say: one element of a datatype of this size."""
-        return memory, 1, self._wides(size)
+        """More bytes than a count can say: one element of a datatype of this size, which is kept."""
+        if size not in self._wides:
+            self._wides[size] = self._span(0, size)
+        return memory, 1, self._wides[size]
 
     def blocks(self, ptr: int, sizes: Sequence[int]) -> tuple[Any, tuple[Sequence[int], Sequence[int]], Any]:
         *starts, whole = accumulate(sizes, initial=0)
@@ -80,30 +68,15 @@ class Transport:
         counts, kinds, made = list(sizes), [self.byte] * len(sizes), []
         for rank, size in enumerate(sizes):
             if starts[rank] + size > self.most:
-                kind = self._wides.span(starts[rank], size)
+                kind = self._span(starts[rank], size)
                 made.append(kind)
                 counts[rank], starts[rank], kinds[rank] = 1, 0, kind
         return (self.memory(ptr, whole), (counts, starts), kinds), made
 
-
-class WideTypes:
-    """Datatypes of more bytes than an int counts. Native code keeps this object, which so has no Transport."""
-
-    def __init__(self, mpi: Any) -> None:
-        self._mpi = mpi
-        self._made: dict[int, Any] = {}
-
-    def __call__(self, size: int) -> Any:
-        """A datatype of this size, which is kept."""
-        if size not in self._made:
-            self._made[size] = self.span(0, size)
-        return self._made[size]
-
-    def span(self, start: int, size: int) -> Any:
+    def _span(self, start: int, size: int) -> Any:
         """A new datatype of MPI: the `size` bytes from `start` on. Its counts are ints."""
         blocks, rest = divmod(size, BLOCK)
-        byte = self._mpi.BYTE
-        block = byte.Create_contiguous(BLOCK)
-        span = self._mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, byte])
+        block = self.byte.Create_contiguous(BLOCK)
+        span = self.mpi.Datatype.Create_struct([blocks, rest], [start, start + blocks * BLOCK], [block, self.byte])
         block.Free()
         return span.Commit()

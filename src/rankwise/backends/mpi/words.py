@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class WindowWords(SharedWords):
         transport.comm.Barrier()
         self.window.Lock_all()
         self._sum = mpi.SUM
-        self._step = transport.guard(self._alone)
+        self._lock = transport.lock or threading.RLock()
 
     def add(self, index: int, n: int) -> int:
         before, change = np.empty(1, np.int64), np.array([n], np.int64)
@@ -41,6 +42,7 @@ class WindowWords(SharedWords):
         self.window.Unlock_all()
         self.window.Free()
 
-    def _alone(self, step: Callable[[], Any]) -> None:
-        step()
-        self.window.Flush(0)
+    def _step(self, step: Callable[[], Any]) -> None:
+        with self._lock:
+            step()
+            self.window.Flush(0)
