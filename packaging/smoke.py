@@ -10,6 +10,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from sysconfig import get_config_var
 

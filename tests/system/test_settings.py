@@ -13,6 +13,7 @@ SWITCHES = {
     "RANKWISE_CHECK": "check",
     "RANKWISE_DIRECT": "direct",
     "RANKWISE_OVERSUBSCRIBED": "oversubscribed",
+    "RANKWISE_TCL_SIMULATE": "tcl_simulate",
 }
 
 
@@ -32,6 +33,7 @@ def test_switches_that_are_not_set() -> None:
     assert settings.check is None
     assert settings.direct is True
     assert settings.oversubscribed is None
+    assert settings.tcl_simulate is False
 
 
 @pytest.mark.parametrize(

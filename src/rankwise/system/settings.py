@@ -106,6 +106,8 @@ class Settings:
                             says; ranks choose algorithms and how they wait by it. For tests
     RANKWISE_TORCH_AS       gloo: programs that ask torch.distributed for the backend gloo use rankwise for their CPU
                             tensors; torch.distributed still names their backend gloo (docs/how-to/torch.md)
+    RANKWISE_TCL_SIMULATE   1 or 0: whether distributed_init of the Tcl front-end simulates its ranks even if a launcher
+                            or an address for the ranks is given (default 0)
     RANKWISE_TCL_PYTHON     the Python that a stock tclsh starts for torchtcl; torchtcl.tcl reads it
     """
 
@@ -138,6 +140,7 @@ class Settings:
         self.unexpected_bytes = 64 << 20 if kept is None else kept
         self.registered = _switch(environ, "RANKWISE_REGISTERED") is True
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
+        self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True
 
     @classmethod
     def read(cls) -> Settings:

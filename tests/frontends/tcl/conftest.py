@@ -19,7 +19,7 @@ except ImportError:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """The commands in this process, which no launcher has started."""
-    for name in ("RANKWISE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+    for name in ("RANKWISE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANKWISE_TCL_SIMULATE"):
         monkeypatch.delenv(name, raising=False)
     return Session(COMMANDS)
 

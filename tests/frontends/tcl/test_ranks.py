@@ -57,3 +57,18 @@ def test_a_rank_whose_peers_do_not_join_fails_with_an_error() -> None:
     out, _ = process.communicate(timeout=60)
     assert out.startswith("error ")
     assert "0.5 s" in out.splitlines()[0]
+
+
+def test_simulation_on_demand_under_a_launcher() -> None:
+    code = (
+        "from rankwise.frontends.tcl.commands import COMMANDS; "
+        "from rankwise.frontends.tcl.session import Session; s = Session(COMMANDS); "
+        "print(s.answer('distributed_init', ['3', '8', 'nccl'])[1], s.answer('distributed_barrier', [])[1])"
+    )
+    environment = {**os.environ, "RANKWISE_TCL_SIMULATE": "1"}
+    words = [*RUN, "-n", "2", "python", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    for line in done.stdout.splitlines():
+        assert line.startswith("Distributed training initialized (emulated multi-GPU): rank=3, world_size=8, ")
+        assert line.endswith("Barrier synchronized (simulated multi-GPU)")

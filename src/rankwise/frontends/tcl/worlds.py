@@ -145,7 +145,7 @@ def initialize(rank: int, world_size: int, address: str, port: int, backend: str
         world = World(0, 1, "Barrier synchronized (single GPU)")
         others = f" (Note: this process alone, one of {job.world_size} of {job.launcher})" if job.world_size > 1 else ""
         return world, _answer("single GPU", world, backend or "gloo") + others
-    if not (job.launcher or address):
+    if settings.tcl_simulate or not (job.launcher or address):
         world = World(rank, world_size, "Barrier synchronized (simulated multi-GPU)")
         name = backend or "gloo"
         real = f"rankwise run -n {world_size} starts real ones"
