@@ -145,6 +145,57 @@ def test_a_rank_that_dies_loses_only_its_task() -> None:
     assert set(caught.value.failures) == {1, 3}
 
 
+@both
+def test_a_task_that_raises_an_error_of_another_group(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        def task(x: int) -> int:
+            if x == 1:
+                raise PeerLostError("a pool of this task's own has lost a rank", rank=7)
+            return x
+
+        if group.rank == 0:
+            with pytest.raises(rw.TaskError, match="PeerLostError: a pool of this task's own has lost a rank"):
+                group.map(task, range(6))
+        else:
+            group.map(task)
+        assert group.all_reduce(1) == 3
+
+    run_ranks(3, ranks, backend=backend)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_task_that_ends_its_ranks_is_given_up(n: int) -> None:
+    """Task n does. Each rank is in one of the first n before another is begun, and dst until task n is."""
+
+    def ranks(group: Group) -> None:
+        begun, deadly = group.counter(), group.counter()
+
+        def task(number: int) -> int:
+            if number == n:
+                deadly.next()
+                os.kill(os.getpid(), signal.SIGKILL)
+            begun.next()
+            while begun.value < n or (group.rank == 0 and not deadly.value):
+                time.sleep(0.001)
+            return number
+
+        if group.rank == 0:
+            found = group.imap(task, range(2 * n))
+            assert list(islice(found, n)) == list(range(n))
+            how = ", ".join([r"rank \d was killed by SIGKILL"] * min(2, n - 1))
+            with pytest.raises(rw.TaskError, match=f"^task {n} ended the process of each rank that did it: {how}$"):
+                next(found)
+            assert list(found) == list(range(n + 1, 2 * n))
+        else:
+            group.map(task)
+        assert len(group.failed()) == min(2, n - 1)
+
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(n, ranks, backend="shm")
+    assert len(caught.value.failures) == min(2, n - 1)
+    assert 0 not in caught.value.failures
+
+
 def test_the_loss_of_dst() -> None:
     def ranks(group: Group) -> None:
         if group.rank == 0:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import starmap
 from typing import Any, NamedTuple
 
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
+from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase
 from rankwise.group.messages import Messages
 from rankwise.group.object_block import Codec, Parts, aligned, assemble, length_of
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
-from rankwise.group.sharing import Counter, Sharing
+from rankwise.group.sharing import Sharing
 
 
 @public
 class TaskError(RankwiseError):
-    """A task of `group.map` or `group.imap` raised an error. The message ends with the traceback on its rank.
+    """A task of `group.map` or `group.imap` raised an error, or ended the processes of the ranks that did it.
+
+    The message ends with the traceback on its rank.
 
     Attributes:
         task: the task's number, its index in `tasks`.
-        rank: the rank on which it ran.
+        rank: the rank on which it ran last.
 
     Example:
         >>> try:
@@ -43,7 +47,7 @@ class TaskError(RankwiseError):
 
 
 class _Outcome(NamedTuple):
-    """What became of a task: its result, or, if it raised an error, the error's text and the rank."""
+    """What became of a task: its result, or what went wrong, in words, and the rank."""
 
     value: Any
     error: str | None = None
@@ -61,6 +65,7 @@ class _Team(ObjectCollectives, Sharing, PointToPoint, Messages):
 
 
 _OUTCOME = 1  # the tag of outcomes
+_NEXT, _LATEST = 0, 1  # words that the ranks share: the next task, and for each rank 1 + its latest one
 _FOR_EVER = 1e9  # seconds: a task may take as long as it likes, and a loss ends every wait
 
 
@@ -69,7 +74,8 @@ class _Farm:
 
     It goes in rounds: dst says which tasks are to be done, or that none is; the ranks take them in turn from a counter,
     and send dst the outcomes; each says when it finds no more. If a rank is lost, the others begin another round with
-    the tasks whose outcomes are lost.
+    the tasks whose outcomes are lost. The task that it was at is tried once more, when all others are done, and not on
+    dst, whose loss would end everything.
 
     fn, dst: as in `map`. codec: of tasks and results. parts: on dst, the encoded tasks. members: the rank in the group
     of each of the team.
@@ -82,7 +88,9 @@ class _Farm:
         self._team, self._members = team, members
         self._rank = members[team.rank]
         self._outcomes: dict[int, _Outcome] = {}  # by task: on dst all that are known, elsewhere this rank's own
-        self._counter: Counter | None = None  # of the present round
+        self._words: SharedWords | None = None  # of the present round
+        self._ended: dict[int, list[str]] = {}  # on dst, by task: which ranks were lost at it, and how
+        self._dealing_only = False  # dst takes no task in this round
         self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks
         self._helping = 0  # how many of the other ranks still take tasks
         self._dropped = False  # dst wants no more outcomes
@@ -101,14 +109,16 @@ class _Farm:
         shown = 0
         try:
             yield _Outcome(None)
-            while self._unless_lost(self._collect_once):
+            more = True
+            while more:
+                more = self._unless_lost(self._collect_once)
                 while shown in self._outcomes:
                     yield self._outcomes[shown]
                     shown += 1
         except GeneratorExit:
             self._dropped = True
-            if self._counter is not None:
-                self._counter.add(len(self._tasks))  # the others find no more
+            if self._words is not None:
+                self._words.add(_NEXT, len(self._tasks))  # the others find no more
             while self._unless_lost(self._collect_once):
                 pass
             raise
@@ -118,7 +128,7 @@ class _Farm:
     def _help_once(self) -> bool:
         """One round. Returns False if there is nothing to do."""
         self._begin([])
-        if self._counter is None:
+        if self._words is None:
             return False
         sending = [self._send(number) for number in self._rest()]
         sending.append(self._team.isend_object(None, self._root, _OUTCOME))
@@ -128,18 +138,33 @@ class _Farm:
 
     def _collect_once(self) -> bool:
         """One step: the beginning or the end of a round, the outcome of another rank, or a task. False: all is done."""
-        if self._counter is None:
-            self._begin([] if self._dropped else [n for n in range(len(self._parts)) if n not in self._outcomes])
-            return self._counter is not None
+        if self._words is None:
+            self._begin([] if self._dropped else self._next_round())
+            return self._words is not None
         if self._helping and self._team.probe(ANY, _OUTCOME) is not None:
             self._receive()
-        elif not self._dropped and next(self._rest(), None) is not None:
+        elif not (self._dropped or self._dealing_only) and next(self._rest(), None) is not None:
             pass
         elif self._helping:
             self._receive()
         else:
-            self._counter = None
+            self._words = None
         return True
+
+    def _next_round(self) -> list[int]:
+        """The tasks of the next round: those at which a rank was lost come last."""
+        left = [number for number in range(len(self._parts)) if number not in self._outcomes]
+        harmless = [number for number in left if number not in self._ended]
+        self._dealing_only = not harmless
+        if self._dealing_only and self._team.world_size == 1:
+            for number in left:
+                self._give_up(number)
+            return []
+        return harmless or left
+
+    def _give_up(self, number: int) -> None:
+        text = f"ended the process of each rank that did it: {', '.join(self._ended[number])}"
+        self._outcomes[number] = _Outcome(None, text, int(self._ended[number][-1].split()[1]))
 
     @property
     def _root(self) -> int:
@@ -148,7 +173,7 @@ class _Farm:
     def _begin(self, numbers: Sequence[int]) -> None:
         """Begin a round with these tasks of dst's, if there are any."""
         plan = self._team.broadcast_object([(number, length_of(self._parts[number])) for number in numbers], self._root)
-        self._counter = None
+        self._words = None
         if plan:
             blocks = assemble(*(self._parts[number] for number in numbers)) if numbers else None
             shared = self._team.share(blocks, self._root)
@@ -156,21 +181,25 @@ class _Farm:
             for number, size in plan:
                 self._tasks.append((number, shared[at : at + size]))
                 at += aligned(size)
-            self._counter, self._helping = self._team.counter(), self._team.world_size - 1
+            self._words, self._helping = (
+                self._team._words(_LATEST + self._team.world_size, "map"),
+                len(self._members) - 1,
+            )
 
     def _rest(self) -> Iterator[int]:
         """Take tasks until none is left, and yield the number of each when it is done."""
-        assert self._counter is not None
-        while (at := self._counter.next()) < len(self._tasks):
+        words, mine = self._words, _LATEST + self._team.rank
+        assert words is not None
+        while (at := words.add(_NEXT, 1)) < len(self._tasks):
+            words.add(mine, 1 + at - words.add(mine, 0))
             number, block = self._tasks[at]
             try:
                 value = self._fn(self._codec.read(block, self._dst))
                 self._codec.encode(value)  # raises if it cannot be sent
                 self._outcomes[number] = _Outcome(value)
-            except PeerLostError:
-                raise
             except Exception:  # noqa: BLE001 - whatever a task raises is its outcome
-                self._outcomes[number] = _Outcome(None, traceback.format_exc(), self._rank)
+                text = f"raised an error on rank {self._rank}:\n{traceback.format_exc()}"
+                self._outcomes[number] = _Outcome(None, text, self._rank)
             yield number
 
     def _send(self, number: int) -> Work[None]:
@@ -205,19 +234,35 @@ class _Farm:
                 raise lost from None
             former = comm.former_ranks
             assert former is not None
+            self._note_lost(set(range(len(self._members))).difference(former))
             self._team.close()
             self._team, self._members = _Team(comm, self._team.name), [self._members[rank] for rank in former]
             comm.timeout = _FOR_EVER
-            self._counter = None
+            self._words = None
             if self._dst not in self._members:
                 raise lost
             try:
                 own = {} if self._rank == self._dst else {n: tuple(each) for n, each in self._outcomes.items()}
                 for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._codec.trusted) or ():
                     self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
-                return
             except PeerLostError as again:
                 lost = again
+            else:
+                for number, ranks in self._ended.items():
+                    if len(ranks) > 1 and number not in self._outcomes:
+                        self._give_up(number)
+                return
+
+    def _note_lost(self, lost: Iterable[int]) -> None:
+        """On dst: the latest tasks of these ranks of the team."""
+        if self._words is None or self._rank != self._dst:
+            return
+        with suppress(RankwiseError):  # the backend may not say; then nobody is to blame
+            how = self._team.comm.failed()
+            for rank in lost:
+                if latest := self._words.add(_LATEST + rank, 0):
+                    ranks = self._ended.setdefault(self._tasks[latest - 1][0], [])
+                    ranks.append(f"rank {self._members[rank]} {how.get(rank, 'was lost')}")
 
 
 class Farming(GroupBase):
@@ -234,8 +279,8 @@ class Farming(GroupBase):
         """Call fn(task) for each task, on whichever rank is free, and return the results on rank `dst`.
 
         Collective: every rank calls it and works, dst too. A rank takes its next task when it has finished one. A rank
-        that dies loses only the task that it was at, which another one does; the group itself has then failed, as after
-        any loss, and may be shrunk.
+        that dies loses only the task that it was at, which another one does, unless that one dies too; the group itself
+        has then failed, as after any loss, and may be shrunk.
 
         Args:
             fn: the function, on every rank. It may not call operations of this group.
@@ -247,7 +292,8 @@ class Farming(GroupBase):
             The results in the order of the tasks, on rank `dst`; None elsewhere.
 
         Raises:
-            TaskError: on rank `dst`, when all tasks are done: the error of the first task that raised one.
+            TaskError: on rank `dst`, when all tasks are done: the error of the first task that raised one, or ended the
+                process of each rank that did it.
             PeerLostError: rank `dst` was lost, or another rank was and the backend cannot go on after a loss.
 
         Example:
@@ -310,4 +356,4 @@ def _result(task: int, outcome: _Outcome) -> Any:
     """The task's result; TaskError if it raised an error."""
     if outcome.error is None:
         return outcome.value
-    raise TaskError(f"task {task} raised an error on rank {outcome.rank}:\n{outcome.error}", task, outcome.rank)
+    raise TaskError(f"task {task} {outcome.error}", task, outcome.rank)
