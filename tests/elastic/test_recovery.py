@@ -285,6 +285,29 @@ def test_abort_calls_the_function_again(tmp_path: Path) -> None:
     }
 
 
+def test_a_function_that_fails_every_time_is_not_called_for_ever() -> None:
+    def body(group: Group) -> tuple[int, int]:
+        state = rw.elastic.State(arrays={"x": np.zeros(3)})
+        calls = 0
+
+        @rw.elastic.run(state, group=group)
+        def work(group: Group, state: rw.elastic.State) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 4:  # which lets it be called as often again
+                state.commit()
+                group.barrier()
+            if group.rank == 0:
+                group.abort("the loss is not a number")
+            group.barrier()
+
+        with pytest.raises(rw.PeerLostError, match="the loss is not a number"):
+            work()
+        return calls, state.step
+
+    assert run_ranks(2, body, backend="threads") == [(14, 1)] * 2
+
+
 @pytest.mark.slow  # a minute
 def test_a_rank_that_hangs_is_left_out(tmp_path: Path) -> None:
     options = ("--keep-going", "--timeout", "2")

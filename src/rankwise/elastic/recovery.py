@@ -21,6 +21,8 @@ from rankwise.system.membership import DONE
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MOST_CALLS = 10  # of the function in a row without a commit
+
 
 def run(
     state: State, *, group: Group | None = None
@@ -38,7 +40,8 @@ def run(
     Under `rankwise run --restarts` it has its full size again: the launcher starts a lost rank again, whose own call of
     the decorated function meets the others. Otherwise, and if the launcher has given up a rank, the new group consists
     of the remaining ranks (`Group.shrink`). If more ranks are lost meanwhile, the others make another group. Other
-    errors end the function as usual. When f has returned on all ranks, so does the decorated function; its ranks are
+    errors end the function as usual, and so does the tenth in a row without a commit, because f would fail for ever.
+    When f has returned on all ranks, so does the decorated function; its ranks are
     then no longer replaced, because the others could not run f again. A rank that is lost after that has failed, and
     the others run to their end.
 
@@ -79,17 +82,19 @@ def run(
 
 def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
     loss: _Loss | None = None  # after which the function has not been called again yet
+    calls, since = 0, -1  # without a commit, and the step from which they went
     while True:
         try:
             _meet(group, state)
             if loss is not None:
                 state.resumptions.append(loss.resumed(state.step))
                 loss = None
+            calls, since = 1 if state.step > since else calls + 1, state.step
             result = function(group)
             group.barrier()
         except Exception as error:
             failure = failure_behind(error)
-            if not _is_loss(error, failure, group):
+            if not _is_loss(error, failure, group) or (calls >= MOST_CALLS and state.step == since):
                 raise
             loss = loss or _Loss(state.step)
             loss.lost.update(_lost(failure, group))
