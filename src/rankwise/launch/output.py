@@ -20,6 +20,7 @@ import time
 from contextvars import copy_context
 
 from rankwise.contract.ranks import ranks_in_words
+from rankwise.system import files
 
 TYPE_CHECKING = False  # without importing typing, which takes time
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class OutputMultiplexer:
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Take `data`, which a rank wrote."""
         if stream.file is not None:
-            with open(stream.file, "ab") as file:
+            with open(stream.file, "ab", opener=files.no_link) as file:
                 file.write(data)
         if self._direct:
             stream.sink.write(data, stream)

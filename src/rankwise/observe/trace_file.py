@@ -16,16 +16,14 @@ ranks       for each rank:
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from rankwise._native import SegmentView
+from rankwise.system import files
 
 FORMAT = "rankwise trace 4"
 
@@ -121,7 +119,7 @@ class Trace:
         Raises OSError if that fails, or if somebody else could have put there what it would write to: a symbolic link,
         or another user's file.
         """
-        with open(path, "w", encoding="utf-8", opener=_open_own) as file:
+        with open(path, "w", encoding="utf-8", opener=files.own) as file:
             file.write(self.text)
 
     def with_nodes(self, others: Iterable[tuple[Clock, Trace]]) -> Trace:
@@ -163,18 +161,6 @@ class Trace:
         losses = [Loss(**loss) for loss in data["losses"]]
         clocks = [Clock(**clock) for clock in data["clocks"]]
         return cls(data["command"], data["started"], data["written"], data["failure"], losses, ranks, clocks)
-
-
-def _open_own(path: str, flags: int) -> int:
-    fd = os.open(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    about = os.fstat(fd)
-    if stat.S_ISREG(about.st_mode):  # and not, for example, /dev/null
-        if about.st_uid != os.geteuid():
-            os.close(fd)
-            raise PermissionError(errno.EPERM, f"it belongs to user {about.st_uid}", path)
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, 0)
-    return fd
 
 
 def _shifted_rank(rank: RankTrace, offset: int) -> RankTrace:

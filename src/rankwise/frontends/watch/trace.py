@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankwise import _watch
 from rankwise._native import Segment, SegmentView
+from rankwise.system import files
 
 
 def write_at_end(segment: Segment, path: Path) -> None:
@@ -19,9 +20,9 @@ def write_at_end(segment: Segment, path: Path) -> None:
     It has a session of its own, because launchers kill the ranks' sessions when a job fails.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a symbolic link or another user's.
     """
-    path.write_text("")
+    open(path, "w", opener=files.own).close()
     command = [sys.executable, "-m", "rankwise.frontends.watch.trace", str(path), str(segment.fd), str(os.getpid())]
     subprocess.Popen(
         [*command, "python", "-m", "rankwise.watch", *sys.argv[1:]],
