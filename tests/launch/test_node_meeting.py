@@ -86,10 +86,18 @@ def test_different_numbers_of_nodes(meeting: Meeting) -> None:
     assert set(meeting.errors()) == {why}
 
 
-def test_different_versions(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Hello.own
-    monkeypatch.setattr(Hello, "own", lambda node, nodes, n, least: Hello(f"0.{node}", node, nodes, n, HOST))
-    assert own(0, 1, 1).version
+@pytest.mark.parametrize("fields", ["the same fields", "another field", "a field less"])
+def test_different_versions(meeting: Meeting, monkeypatch: pytest.MonkeyPatch, fields: str) -> None:
+    def own(node: int, nodes: int, n: int, least: int | None) -> Hello:
+        hello = Hello(f"0.{node}", node, nodes, n, HOST)
+        if node == 1 and fields == "another field":
+            vars(hello)["since"] = 1
+        if node == 1 and fields == "a field less":
+            del vars(hello)["ranks"]
+        return hello
+
+    assert Hello.own(0, 1, 1).version
+    monkeypatch.setattr(Hello, "own", own)
     meeting.start(0)
     meeting.start(1)
     why = f"node 1 ({HOST}) runs rankwise 0.1, node 0 ({HOST}) runs rankwise 0.0: "

@@ -55,12 +55,24 @@ class Hello:
         right = right and isinstance(hello.min_ranks, (int, type(None)))
         return hello if right and hello.node >= 0 and hello.ranks > 0 else None
 
+    def other_version(self, key: str, value: bytes) -> str:
+        """Why the launcher that sent this hello cannot join this node 0, if it is another version's; else "".
+
+        version, node and host are all that the hello of another version need have.
+        """
+        try:
+            given = json.loads(value)
+            theirs, node, host = given["version"], given["node"], given["host"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return ""
+        if theirs == self.version or not isinstance(theirs, str) or not isinstance(host, str) or key != str(node):
+            return ""
+        here = f"node 0 ({self.host}) runs rankwise {self.version}"
+        return f"node {node} ({host}) runs rankwise {theirs}, {here}: expected the same version on all nodes"
+
     def misfit(self, other: Hello, first: Hello | None) -> str:
         """Why `other` cannot join this node 0; "" if it can. first: who has come with the same number."""
         who = f"node {other.node} ({other.host})"
-        if other.version != self.version:
-            here = f"node 0 ({self.host}) runs rankwise {self.version}"
-            return f"{who} runs rankwise {other.version}, {here}: expected the same version on all nodes"
         if other.nodes != self.nodes:
             here = f"node 0 ({self.host}) with --nnodes {self.nodes}"
             return f"{who} was started with --nnodes {other.nodes}, {here}: expected the same number on all nodes"
@@ -120,6 +132,8 @@ def _host(
     port: list[socket.socket] = []
 
     def accepts(key: str, value: bytes, previous: bytes | None) -> bool:
+        if why := own.other_version(key, value):  # before anything else, in which versions may differ
+            raise ValueError(why)
         hello = Hello.parse(value)
         if hello is None or key != str(hello.node):
             return False
