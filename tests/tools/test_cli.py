@@ -50,7 +50,12 @@ def test_an_unknown_word_is_an_error_of_one_line(words: list[str], capfd: pytest
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("rankwise: error: ")
-    assert "fly" in done.stderr or "-n" in done.stderr
+    assert "fly" in done.stderr
+
+
+def test_the_command_that_was_probably_meant(capfd: pytest.CaptureFixture[str]) -> None:
+    done = in_process.rankwise(capfd, "runn", "-n", "2", "x.py")
+    assert done.stderr == "rankwise: error: unknown command 'runn': did you mean run? (see rankwise --help)\n"
 
 
 @pytest.mark.parametrize("module", ["rankwise", "rankwise.tools"])

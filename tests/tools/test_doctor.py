@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -121,8 +123,38 @@ def test_a_trial_that_hangs_is_terminated() -> None:
     assert time.monotonic() - start < 50
 
 
+@pytest.mark.usefixtures("keeps_sigterm")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_no_trial_outlives_a_stopped_command(monkeypatch: pytest.MonkeyPatch, signum: int) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, timeout: float) -> subprocess.Popen[str]:
+        if len(started) == 2:
+            os.kill(os.getpid(), signum)
+        trial = subprocess.Popen(["sleep", "1000"], text=True, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(trial)
+        return trial
+
+    monkeypatch.setattr("rankwise.tools.doctor.trials._start", start)
+    monkeypatch.setattr(command, "facts", list)
+    if signum == signal.SIGINT:
+        assert command.main([]) == 128 + signum
+    else:
+        with pytest.raises(SystemExit, match=str(128 + signum)):
+            command.main([])
+    assert [trial.returncode for trial in started] == [-signal.SIGKILL] * 2
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_sigterm() -> Iterator[None]:
+    """`main` handles SIGTERM from then on."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def quick(keeps_sigterm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(backends: list[str], timeout: float) -> list[Trial]:
         assert backends == list(FOR)
         return TRIED

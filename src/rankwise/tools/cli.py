@@ -16,6 +16,7 @@ from rankwise.tools.layout import fill, width
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any, NoReturn
 
 # name: (module with `main(argv) -> exit code`, imported when the command is given; what it does)
@@ -98,6 +99,11 @@ def refuse(command: str, why: str, code: int = 1) -> int:
     return code
 
 
+def terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    """A handler by which SIGTERM ends the command as an exit does, so that nothing that it started outlives it."""
+    sys.exit(128 + signum)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """': did you mean --watch?', to append to an error about a word; empty if no known word is like it."""
     from difflib import get_close_matches  # slow to import
@@ -136,15 +142,14 @@ def _command(words: list[str]) -> int:
         usage="rankwise COMMAND ...",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    if words and not words[0].startswith("-"):
+        near = did_you_mean(words[0], COMMANDS) or f": expected one of {', '.join(COMMANDS)}"
+        parser.error(f"unknown command {words[0]!r}{near}")
     options = parser.parse_args(words)
     if options.version:
         from importlib.metadata import version  # slow to import
 
         print(f"rankwise {version('rankwise')}")
-    elif options.command is None:
-        parser.print_help()
     else:
-        near = did_you_mean(options.command, COMMANDS) or f": expected one of {', '.join(COMMANDS)}"
-        parser.error(f"unknown command {options.command!r}{near}")
+        parser.print_help()
     return 0

@@ -13,8 +13,6 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
-from typing import NoReturn
 
 from rankwise.tools.bench import libraries
 from rankwise.tools.bench.algorithms import ALGORITHMS, launches, memory
@@ -22,7 +20,7 @@ from rankwise.tools.bench.rank import CASES, Case
 from rankwise.tools.bench.report import OURS, Machine, Progress, Row, algorithm_table, note, table
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
-from rankwise.tools.cli import Parser, did_you_mean, refuse, seconds, whole
+from rankwise.tools.cli import Parser, did_you_mean, refuse, seconds, terminated, whole
 
 DESCRIPTION = """\
 Measure the operations between N ranks on this machine, with rankwise alone or next to other libraries.
@@ -80,11 +78,6 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         note("rankwise bench: stopped")
         return 130
-
-
-def terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the command as an exit does, so that no rank outlives it."""
-    sys.exit(128 + signum)
 
 
 def _parser() -> Parser:

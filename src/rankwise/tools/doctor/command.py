@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rankwise.contract.job import Job
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser, seconds
+from rankwise.tools.cli import Parser, seconds, terminated
 from rankwise.tools.doctor.facts import Fact, facts
 from rankwise.tools.doctor.trials import FOR, Trial, trials
 from rankwise.tools.layout import columns, row_width
@@ -56,7 +57,11 @@ def main(argv: Sequence[str]) -> int:
         "--timeout", type=seconds, default=60.0, metavar="S", help="seconds for all trials together (default 60)"
     )
     options = parser.parse_args(argv)
-    found, tried = facts(), trials(list(FOR), options.timeout)
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        found, tried = facts(), trials(list(FOR), options.timeout)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     chosen = choices(tried)
     if options.json:
         report = {

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from rankwise.tools.mpi import AS_ROOT, mpi_launcher
@@ -65,10 +64,17 @@ class Trial:
 
 
 def trials(backends: list[str], timeout: float) -> list[Trial]:
-    """Try all backends. No trial takes longer than `timeout` seconds or leaves a process behind."""
-    started = {name: _start(name, timeout) for name in backends}
-    end = time.monotonic() + timeout
-    return [_judge(name, outcome, end, timeout) for name, outcome in started.items()]
+    """Try all backends. No trial takes longer than `timeout` seconds or leaves a process behind, even after Ctrl-C."""
+    started: dict[str, subprocess.Popen[str] | str] = {}
+    try:
+        for name in backends:
+            started[name] = _start(name, timeout)
+        end = time.monotonic() + timeout
+        return [_judge(name, outcome, end, timeout) for name, outcome in started.items()]
+    finally:
+        for outcome in started.values():
+            if not isinstance(outcome, str):
+                _end(outcome)
 
 
 def _start(name: str, timeout: float) -> subprocess.Popen[str] | str:
@@ -109,9 +115,7 @@ def _judge(name: str, outcome: subprocess.Popen[str] | str, end: float, timeout:
     try:
         text, _ = outcome.communicate(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(outcome.pid, signal.SIGKILL)
-        outcome.communicate()
+        _end(outcome)
         return Trial(name, use, False, why=f"no result within {timeout:g} s", remedy=remedy)
     lines = text.splitlines()
     right = [line.split() for line in lines if line.startswith("right ")]
@@ -120,6 +124,12 @@ def _judge(name: str, outcome: subprocess.Popen[str] | str, end: float, timeout:
     messages = [line.removeprefix("failed ") for line in lines if line.startswith("failed ")] or lines
     why = messages[0] if messages else f"it ended with status {outcome.returncode}"
     return Trial(name, use, False, why=why, remedy=remedy)
+
+
+def _end(trial: subprocess.Popen[str]) -> None:
+    if trial.poll() is None:
+        os.killpg(trial.pid, signal.SIGKILL)
+        trial.communicate()
 
 
 def _is_launchers(name: str) -> bool:

@@ -15,12 +15,12 @@ from rankwise._native import thresholds
 from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.tools.bench import libraries
 from rankwise.tools.bench.algorithms import ALGORITHMS, launches
-from rankwise.tools.bench.command import check_operations, start, terminated
+from rankwise.tools.bench.command import check_operations, start
 from rankwise.tools.bench.rank import CASES
 from rankwise.tools.bench.report import OURS, Machine, Progress, algorithm_table, note, size_name
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import WorkersError
-from rankwise.tools.cli import Parser, refuse, seconds, whole
+from rankwise.tools.cli import Parser, refuse, seconds, terminated, whole
 from rankwise.tools.layout import columns
 from rankwise.tools.tune.crossing import GAIN, Costs, algorithms_at, points, rules, size_of, threshold
 
