@@ -434,6 +434,14 @@ def test_more_min_ranks_than_ranks(launchers: Launchers) -> None:
     assert "min_ranks=3: expected 1 to 2, the number of ranks" in errors[0]
 
 
+def test_each_node_refuses_a_rank_that_is_not_there(launchers: Launchers) -> None:
+    for node in range(2):
+        launchers.start(2, node, 2, "--stdin", "7", "cat")
+    codes, _, errors = launchers.finish()
+    assert codes == [2, 2]
+    assert "--stdin 7: expected a rank, 0 to 3, all, or none" in errors[0]
+
+
 def test_many_losses_do_not_make_a_message_too_long() -> None:
     endings = {node: Ending(ranks=90, without=["x" * 200] * 90) for node in range(1000)}
     whole = Ending.of_all(endings, 0, None)

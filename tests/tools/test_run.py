@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from in_process import rankwise
 from rankwise._native import usable_cores
+from rankwise.system import proc
+from rankwise.tools.run import _children
 
 
 def run(
@@ -81,8 +85,25 @@ def test_another_rank_may_have_standard_input(capfd: pytest.CaptureFixture[str])
     assert done.stdout == "[2] one\n"
     done = run("-n", "2", "--stdin", "none", "cat", stdin=b"one\n")
     assert (done.returncode, done.stdout) == (0, "")
-    for rank, why in (("2", "--stdin 2: expected a rank, 0 to 1, or none"), ("x", "a rank, or none, got 'x'")):
+    for rank, why in (("2", "--stdin 2: expected a rank, 0 to 1,"), ("x", "expected a rank, all, or none, got 'x'")):
         assert why in rankwise(capfd, "run", "-n", "2", "--stdin", rank, "cat").stderr
+
+
+@pytest.mark.parametrize("source", ["pipe", "file"])
+def test_each_rank_may_have_a_copy_of_standard_input(tmp_path: Path, source: str) -> None:
+    """Rank 1 reads nothing until the others have read more than a pipe holds; rank 2 never does."""
+    text = "".join(f"line {i} of many\n" for i in range(20000))
+    (tmp_path / "input").write_text(text)
+    script = f"""
+case $RANKWISE_RANK in 1) until [ -s {tmp_path}/0 ]; do sleep 0.05; done;; 2) exit;; esac
+cat > {tmp_path}/part$RANKWISE_RANK; mv {tmp_path}/part$RANKWISE_RANK {tmp_path}/$RANKWISE_RANK
+"""
+    words = [sys.executable, "-m", "rankwise", "run", "-n", "3", "--stdin", "all", "sh", "-c", script]
+    with (tmp_path / "input").open() as file:
+        given: dict[str, Any] = {"stdin": file} if source == "file" else {"input": text}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=150, **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(tmp_path / name).read_text() == text for name in "01"] == [True, True]
 
 
 def test_each_rank_has_a_file_of_its_output(tmp_path: Path) -> None:
@@ -95,7 +116,28 @@ def test_each_rank_has_a_file_of_its_output(tmp_path: Path) -> None:
             assert sorted((folder / f"rank-{rank}.txt").read_text().splitlines()) == [f"err {rank}", f"out {rank}"]
     (tmp_path / "file").touch()
     done = run("-n", "2", "--output-dir", str(tmp_path / "file"), "true")
-    assert (done.returncode, "expected a folder to write to: File exists" in done.stderr) == (2, True)
+    assert (done.returncode, "expected a folder to write to: [Errno 17] File exists" in done.stderr) == (2, True)
+    (folder / "rank-1.txt").unlink()
+    (folder / "rank-1.txt").symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("kept")
+    done = run("-n", "2", "--output-dir", str(folder), "sh", "-c", show)
+    assert (done.returncode, "rank-1.txt" in done.stderr) == (2, True)
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_processes_that_proc_hides_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /proc is mounted with hidepid=1."""
+    stat = proc.stat
+
+    def visible(pid: int) -> list[str]:
+        if pid == 1:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return stat(pid)
+
+    monkeypatch.setattr(proc, "stat", visible)
+    with subprocess.Popen(["sleep", "100"]) as child:
+        assert child.pid in _children()
+        child.kill()
 
 
 @pytest.mark.slow

@@ -20,13 +20,14 @@ from types import TracebackType
 
 from rankwise._native import Segment, usable_cores
 from rankwise.contract.timeouts import check_timeout
-from rankwise.launch import compiled
+from rankwise.launch import compiled, rank_variables
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess, leave_terminal, leftovers, placed
+from rankwise.launch.standard_input import StandardInput
 from rankwise.launch.terminal import Terminal
 from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
@@ -53,7 +54,7 @@ class LocalJob:
     `wait` forwards their output and watches them. When one rank fails, the others are notified, get a moment to report
     their errors, and are ended.
 
-    argv: the command, which is the same for every rank. stdin: the rank that inherits it, or None. pass_fds:
+    argv: the command, which is the same for every rank. stdin: the rank that inherits it, ALL, or None. pass_fds:
     descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
     RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. grace: seconds from the signal that ends a rank to SIGKILL, by
     default RANKWISE_GRACE. spans: whether to collect the spans of
@@ -63,9 +64,9 @@ class LocalJob:
     one thread, so that each rank can be forked and register with the watchdog before it runs its command. Otherwise a
     rank is registered a moment later, and the command itself must end if this process is killed in that moment.
 
-    Raises ValueError for n below 1 or above MOST_RANKS, a timeout that is 0, negative or endless, or an invalid variable
-    of the environment; MemoryError when there is no room for the shared memory; OSError when a process cannot be
-    started, or this one may not open the files that so many ranks take.
+    Raises ValueError for n below 1 or above MOST_RANKS, a timeout that is 0, negative or endless, or an invalid
+    variable of the environment; MemoryError when there is no room for the shared memory; OSError when a process cannot
+    be started, or this one may not open the files that so many ranks take.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class LocalJob:
         n: int,
         output: OutputMultiplexer,
         *,
-        stdin: int | None = None,
+        stdin: int | str | None = None,
         pass_fds: Sequence[int] = (),
         backend: str | None = None,
         timeout: float | None = None,
@@ -100,7 +101,6 @@ class LocalJob:
         self.argv = list(argv)
         self._n = n
         self._output = output
-        self._stdin = stdin
         self._pass_fds = tuple(pass_fds)
         self._backend = backend
         self._timeout = timeout
@@ -119,6 +119,7 @@ class LocalJob:
         self._failures = -1  # the memory in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
+        self._input = StandardInput(stdin, self._selector)
         self._handling = threading.RLock()  # held while events are handled
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
         self._pipes: dict[int, OutputStream] = {}
@@ -277,6 +278,7 @@ class LocalJob:
             if self.interrupted is not None:
                 break
             self.ranks.append(self._start_rank(index))
+        self._input.read_on()
         if self.interrupted is not None:  # perhaps while a rank was being started, which was not counted
             self.survivors = max(self.survivors, self.running())
 
@@ -293,10 +295,11 @@ class LocalJob:
         number = self.first + index
         session = SAME_SESSION if self._n > usable_cores() else OWN_SESSION
         environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
-        with nullcontext() if self._places is None else placed(self._places[index]):
+        place = nullcontext() if self._places is None else placed(self._places[index])
+        with place, self._input.of(number) as stdin:
             process = subprocess.Popen(
                 self.argv,
-                stdin=None if number == self._stdin else subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
@@ -329,37 +332,22 @@ class LocalJob:
 
     def _environment(self, index: int, segment_fd: int, restart: int) -> dict[str, str]:
         env = dict(os.environ)
-        rank, size = str(self.first + index), str(self._world_size)
-        master = self._port.getsockname() if self.nodes is None else self.nodes.master
         env.update(
-            RANKWISE_RANK=rank,
-            RANKWISE_WORLD_SIZE=size,
             RANKWISE_SEGMENT_FD=str(segment_fd),
             RANKWISE_FAILURES_FD=str(self._failures),
             RANKWISE_LAUNCHER_PID=str(os.getpid()),
             RANKWISE_SECRET=self._secret,
             PYTHONUNBUFFERED="1",  # lines come out as they are written
-            # What torch.distributed reads ("env://").
-            RANK=rank,
-            WORLD_SIZE=size,
-            LOCAL_RANK=str(index),
-            LOCAL_WORLD_SIZE=str(self._n),
-            MASTER_ADDR=master[0],
-            MASTER_PORT=str(master[1]),
         )
         for name in OF_SOME_JOBS:
             env.pop(name, None)  # set by a launcher, or torchrun, around this one
         env.update(compiled.variables())
         env.update(self._terminal.variables)
-        if self.nodes is not None:
-            node = str(self.nodes.node)
-            env.update(
-                RANKWISE_LOCAL_RANK=str(index),
-                RANKWISE_LOCAL_WORLD_SIZE=str(self._n),
-                GROUP_RANK=node,  # torchrun's name
-                NODE_RANK=node,
-                GROUP_WORLD_SIZE=str(len(self.nodes.sizes)),
-            )
+        nodes = self.nodes
+        master, node = (self._port.getsockname(), None) if nodes is None else (nodes.master, nodes.node)
+        count = 1 if nodes is None else len(nodes.sizes)
+        rank = self.first + index
+        env.update(rank_variables.of_rank(rank, self._world_size, index, self._n, master, node, count))
         if self._spans:
             env["RANKWISE_TRACE_FD"] = str(self._spans[index])
         if self._states:
@@ -518,6 +506,7 @@ class LocalJob:
             return
         try:
             self.ranks[rank.index] = self._start_rank(rank.index, rank)
+            self._input.read_on()
         except OSError as error:
             why = f"rank {rank.number} could not be started again: {error.strerror}"
             raise OSError(error.errno, why) from error
@@ -590,6 +579,7 @@ class LocalJob:
             self._segment = None  # unmapped now, even while a traceback keeps this object
             self._membership.close()
             self._terminal.close()
+            self._input.close()
             for fd in (*self._spans, *self._states, *([self._failures] if self._failures >= 0 else [])):
                 os.close(fd)
             self._spans.clear()

@@ -39,6 +39,8 @@ class ProcessIdentity:
             fields = proc.stat(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return True
+        except PermissionError:  # another user's (hidepid)
+            return False
         return fields[proc.START_TIME] != self.start or fields[proc.STATE] in "ZX"
 
 

@@ -17,7 +17,8 @@ from rankwise.launch.limits import MOST_RANKS, too_few_files
 from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import Losses
 from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
-from rankwise.system import proc
+from rankwise.launch.standard_input import ALL
+from rankwise.system import files, proc
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser, refuse, seconds, whole
 from rankwise.tools.trace_policy import TracePolicy
@@ -123,7 +124,6 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout, sys.stderr, alone=alone, tag=options.tag_output, folder=_folder(options.output_dir)
         )
         stdin = options.stdin if sys.stdin is not None and not sys.stdin.isatty() else None
-        _check_stdin(options)
         if options.backend is not None:
             _check_backend(options.backend)
         _check_nodes(options)
@@ -131,8 +131,11 @@ def main(argv: Sequence[str]) -> int:
         places = None if options.bind == "none" else _places(options.bind, options.n, output)
 
         def run(nodes: Nodes | None) -> int:
+            size = options.n if nodes is None else nodes.world_size
+            if isinstance(options.stdin, int) and options.stdin >= size:
+                raise ValueError(f"--stdin {options.stdin}: expected a rank, 0 to {size - 1}, all, or none")
             losses = Losses(
-                options.n if nodes is None else nodes.world_size,
+                size,
                 restarts=options.restarts,
                 keep_going=options.min_ranks is not None,
                 min_ranks=options.min_ranks or 1,
@@ -398,8 +401,9 @@ def _parser() -> Parser:
         "--stdin",
         type=_reader,
         default=0,
-        metavar="RANK|none",
-        help="which rank inherits standard input, unless that is a terminal (default: 0)",
+        metavar="RANK|all|none",
+        help="which rank inherits standard input, unless that is a terminal; all: each rank of this host gets a copy "
+        "(default: 0)",
     )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
     parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
@@ -422,18 +426,12 @@ def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
     return own, words[i:]
 
 
-def _reader(text: str) -> int | None:
-    if text == "none":
-        return None
+def _reader(text: str) -> int | str | None:
+    if text in (ALL, "none"):
+        return ALL if text == ALL else None
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a rank, or none, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a rank, all, or none, got {text!r}")
     return int(text)
-
-
-def _check_stdin(options: argparse.Namespace) -> None:
-    size = options.n * (options.nnodes or 1)
-    if options.stdin is not None and options.nnodes is None and options.stdin >= size:
-        raise ValueError(f"--stdin {options.stdin}: expected a rank, 0 to {size - 1}, or none")
 
 
 def _folder(name: str | None) -> str | None:
@@ -444,9 +442,9 @@ def _folder(name: str | None) -> str | None:
         os.makedirs(name, exist_ok=True)
         for file in os.listdir(name):
             if file.startswith("rank-") and file.endswith(".txt"):
-                os.truncate(os.path.join(name, file), 0)
+                open(os.path.join(name, file), "w", opener=files.no_link).close()
     except OSError as error:
-        raise ValueError(f"--output-dir {name}: expected a folder to write to: {error.strerror}") from None
+        raise ValueError(f"--output-dir {name}: expected a folder to write to: {error}") from None
     return name
 
 
@@ -546,8 +544,8 @@ def _children() -> set[int]:
         if entry.isdecimal():
             try:
                 parent = proc.stat(int(entry))[proc.PARENT]
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # ended meanwhile
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended meanwhile, or is another user's (hidepid)
             if int(parent) == os.getpid():
                 found.add(int(entry))
     return found
