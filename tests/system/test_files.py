@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankwise._native import Segment
-from rankwise.system import files
 from rankwise.frontends.watch.trace import write_at_end
+from rankwise.system import files
 
 
 def write_log(path: Path) -> None:
