@@ -102,7 +102,6 @@ constexpr auto kOpcodes = [] {
 [[noreturn]] void invalid(const std::string& why) { throw rankwise::BadArgument("its pickle " + why); }
 
 uint64_t little_endian(std::string_view bytes) {
-    if (bytes.size() == 1) return uint8_t(bytes[0]);
     uint64_t number = 0;
     for (size_t i = bytes.size(); i--;) number = number << 8 | uint8_t(bytes[i]);
     return number;
@@ -288,50 +287,6 @@ bool check_plain(const nb::bytes& stream, size_t buffers, const nb::tuple& const
     return Checker({stream.c_str(), stream.size()}, buffers, constructor).run();
 }
 
-// Whether the stream is one value of basic types, with so few containers that they cannot be nested too deep. It is
-// false of some others too: of those, a Checker decides.
-bool obviously_basic(std::string_view rest) {
-    std::array<int, kMaxDepth> marks;
-    int marked = 0, values = 0;  // on the Unpickler's stack
-    for (int containers = 0; !rest.empty();) {
-        const Opcode& opcode = kOpcodes[uint8_t(rest[0])];
-        rest.remove_prefix(1);
-        if (rest.size() < size_t(opcode.number)) return false;
-        const uint64_t number = opcode.number ? little_endian(rest.substr(0, size_t(opcode.number))) : 0;
-        rest.remove_prefix(size_t(opcode.number));
-        if (opcode.sized) {
-            if (number > rest.size()) return false;
-            rest.remove_prefix(number);
-        }
-        containers += opcode.does == Does::kTuple || opcode.kind >= Kind::kList;
-        if (containers > kMaxDepth) return false;
-        int items = opcode.items;
-        if (items == kToMark) {
-            if (!marked) return false;
-            items = values - marks[size_t(--marked)];
-        }
-        switch (opcode.does) {
-        case Does::kProtocol:
-            if (number != 5) return false;
-            break;
-        case Does::kFrame:
-        case Does::kMemoize: break;
-        case Does::kMark:
-            if (marked == kMaxDepth) return false;
-            marks[size_t(marked++)] = values;
-            break;
-        case Does::kPush:
-        case Does::kGet: ++values; break;
-        case Does::kTuple: values += 1 - items; break;
-        case Does::kAdd: values -= items; break;
-        case Does::kStop: return rest.empty() && values == 1 && !marked;
-        default: return false;
-        }
-        if (values < (marked ? marks[size_t(marked - 1)] : 0)) return false;
-    }
-    return false;
-}
-
 // ---- objects for which pickle needs no constructor ----
 
 bool basic(PyObject* object, int depth, int& left);
@@ -390,15 +345,6 @@ bool is_basic(nb::handle object) {
     return basic(object.ptr(), 0, left);
 }
 
-bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept {
-    if (obviously_basic({stream.c_str(), stream.size()})) return true;
-    try {
-        return !check_plain(stream, 0, constructor);
-    } catch (const std::exception&) {
-        return false;
-    }
-}
-
 nb::bytes dump(nb::handle object) {
     const Pickle& pickle = Pickle::get();
     PyObject* const args[] = {object.ptr(), pickle.protocol.ptr()};
@@ -418,10 +364,14 @@ nb::object load(nb::handle stream, bool raises) {
 
 nb::object load_allowed(nb::handle stream_, nb::handle constructor) {
     const auto stream = nb::borrow<nb::bytes>(stream_);
-    const bool trusted = constructor.is_none();
-    const bool loads =
-        trusted ? stream.size() && *stream.c_str() == kPickle : makes_basic(stream, nb::borrow<nb::tuple>(constructor));
-    return loads ? load(stream, trusted) : not_implemented();
+    if (constructor.is_none())
+        return stream.size() && *stream.c_str() == kPickle ? load(stream, true) : not_implemented();
+    try {
+        if (check_plain(stream, 0, nb::borrow<nb::tuple>(constructor))) return not_implemented();
+    } catch (const std::exception&) {
+        return not_implemented();
+    }
+    return load(stream);
 }
 
 void bind_plain_pickle(nb::module_& m) {

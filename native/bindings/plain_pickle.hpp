@@ -4,9 +4,6 @@
 
 // Whether an object consists of at most 65,536 None, bool, int, float, str and bytes, in lists, tuples and dicts.
 bool is_basic(nb::handle object);
-// Whether a pickle makes only basic types, with no call of the constructor (see check_plain). False also if it is
-// invalid.
-bool makes_basic(const nb::bytes& stream, const nb::tuple& constructor) noexcept;
 
 // The first byte of a pickle, and so of an object without buffers of its own (group/object_block.py).
 inline constexpr char kPickle = '\x80';

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import check_plain, load_allowed
+from rankwise._native import check_plain
 from rankwise.group.plain_types import make, take_apart
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -49,8 +49,6 @@ def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: in
     """
     if allow_pickle:
         return pickle.loads(stream, buffers=buffers)
-    if not buffers and (found := load_allowed(stream, CONSTRUCTOR)) is not NotImplemented:
-        return found
     try:
         calls = check_plain(stream, len(buffers), CONSTRUCTOR)
     except TypeError as error:
