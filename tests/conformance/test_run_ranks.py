@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+import hostile
 import rankwise as rw
 from rankwise import Group
 from rankwise.testing import RanksFailed, close_pools, run_ranks
@@ -143,6 +144,16 @@ def test_a_dead_process_is_named_and_the_others_raise() -> None:
 def test_an_unpicklable_result_is_an_error_of_its_rank() -> None:
     with pytest.raises(RanksFailed, match="pickle"):
         run_ranks(2, lambda group: threading.Lock() if group.rank else 0, backend="shm")
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_whatever_the_methods_of_an_error_or_a_result_raise(backend: str) -> None:
+    for kind in hostile.KINDS:
+        with pytest.raises(RanksFailed, match=r"in fails(\n.*)*Unshowable"):
+            run_ranks(1, lambda group, kind=kind: hostile.fails(hostile.Unshowable, kind), backend=backend)
+    if backend == "shm":
+        with pytest.raises(RanksFailed, match="SystemExit"):
+            run_ranks(1, lambda group: hostile.gives(SystemExit), backend=backend)
 
 
 def test_functions_of_a_program_without_a_file() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hostile
 import rankwise as rw
 from rankwise.contract.errors import PeerLostError
 from rankwise.group.group import Group
@@ -158,6 +159,23 @@ def test_a_task_that_raises_an_error_of_another_group(backend: str) -> None:
                 group.map(task, range(6))
         else:
             group.map(task)
+        assert group.all_reduce(1) == 3
+
+    run_ranks(3, ranks, backend=backend)
+
+
+@both
+def test_whatever_the_methods_of_an_error_or_a_result_raise(backend: str) -> None:
+    def ranks(group: Group) -> None:
+        def task(number: int) -> Any:
+            kind = (RuntimeError, SystemExit, RecursionError)[number % 3]
+            return hostile.gives(kind) if number < 3 else hostile.fails(hostile.Unshowable, kind)
+
+        found = group.imap(task, on(group, 0, range(9)), allow_pickle=True)
+        for number in range(9) if group.rank == 0 else ():
+            with pytest.raises(rw.TaskError, match=f"task {number} raised an error on rank"):
+                next(found)
+        assert list(found) == []
         assert group.all_reduce(1) == 3
 
     run_ranks(3, ranks, backend=backend)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hostile
 import rankwise as rw
 from rankwise.launch.local import LocalJob
 
@@ -169,6 +170,18 @@ def test_an_unpicklable_error_is_raised_as_text() -> None:
     with pytest.raises(rw.RankwiseError, match=r"rank \d raised .*OwnError") as caught:
         rw.spawn(raises_what_cannot_travel, 2)
     assert "raise OwnError(threading.Lock(), 1)" in str(caught.value.__cause__)
+
+
+def test_whatever_the_methods_of_an_error_or_a_result_raise() -> None:
+    """Pool has more of them."""
+    with pytest.raises(rw.RankwiseError, match="rank 0 raised Full: disk is full"):
+        rw.spawn(hostile.fails, 1, hostile.Full, RuntimeError)
+    with pytest.raises(rw.RankwiseError, match="rank 0 raised Unshowable, which cannot be shown"):
+        rw.spawn(hostile.fails, 1, hostile.Unshowable, SystemExit)
+    with pytest.raises(TypeError, match=r"the result of fn, Full, cannot be sent back: SystemExit"):
+        rw.spawn(hostile.gives, 1, SystemExit)
+    with pytest.raises(TypeError, match=r"fn and its arguments cannot be sent to other processes: RuntimeError"):
+        rw.spawn(id, 1, hostile.Full(RuntimeError))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from rankwise.contract.public import public
 TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Any
 
     from rankwise.contract.failure import Failure
@@ -338,9 +339,29 @@ def as_exception(rank: int, error: BaseException) -> Exception:
     """The error of a call on a rank. Python's signals to end, such as SystemExit, end only that call."""
     if isinstance(error, Exception):
         return error
-    ended = RankwiseError(f"rank {rank} raised {type(error).__name__}{f': {error}' if str(error) else ''}")
+    ended = RankwiseError(f"rank {rank} raised {described(error)}")
     ended.__cause__ = error.__cause__ or error
     return ended
+
+
+def described(error: BaseException) -> str:
+    """'ValueError: the text', or 'ValueError' if it has none, whatever the error's own methods do."""
+    name = type(error).__qualname__
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - it may even exit
+        return f"{name}, which cannot be shown"
+    return f"{name}: {text}" if text else name
+
+
+def traceback_text(error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback as Python prints it, whatever the error's own methods do."""
+    import traceback
+
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:  # noqa: BLE001 - as above
+        return f"{''.join(traceback.format_tb(trace))}{described(error)}\n"
 
 
 def shown(value: object) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.words import SharedWords
@@ -197,8 +196,10 @@ class _Farm:
                 value = self._fn(self._codec.read(block, self._dst))
                 self._codec.encode(value)  # raises if it cannot be sent
                 self._outcomes[number] = _Outcome(value)
-            except Exception:  # noqa: BLE001 - whatever a task raises is its outcome
-                text = f"raised an error on rank {self._rank}:\n{traceback.format_exc()}"
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+                text = f"raised an error on rank {self._rank}:\n{traceback_text(error, error.__traceback__)}"
                 self._outcomes[number] = _Outcome(None, text, self._rank)
             yield number
 

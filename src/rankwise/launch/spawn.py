@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError
+from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError, described
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
 from rankwise.launch.last_calls import difference
@@ -91,8 +91,8 @@ def spawn(
         pickle.dump(module_path(fn), payload)
         try:
             payload.write(dumps((fn, args, kwargs)))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
+        except Exception as error:  # whatever their classes raise
+            raise TypeError(f"fn and its arguments cannot be sent to other processes: {described(error)}") from error
         payload.flush()
         results = [_memory_file(stack) for _ in range(n)]
         fds = [file.fileno() for file in (payload, *results)]
@@ -163,9 +163,10 @@ def unpickled(load: Callable[[], T], what: str) -> T:
     """What `load` unpickles; `what` names it in the error."""
     try:
         return load()
-    except Exception as error:  # whatever its classes raise
-        why = f"{type(error).__name__}: {error}"
-        raise TypeError(f"{what} cannot be unpickled in this process: {why}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever its classes raise
+        raise TypeError(f"{what} cannot be unpickled in this process: {described(error)}") from error
 
 
 def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
@@ -186,12 +187,12 @@ def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
 
 def raised_on(rank: int, report: bytes) -> BaseException:
     """The error that a rank reports. Its cause is the traceback there."""
-    pickled, text = pickle.loads(report)
+    pickled, description, text = pickle.loads(report)
     try:
         error: BaseException = unpickled(partial(pickle.loads, pickled), "the error")
     except TypeError:
-        error = RankwiseError(f"rank {rank} raised {text.rstrip().splitlines()[-1]}")
-    error.__cause__ = RankTraceback(f"rank {rank}:\n{text}")
+        error = RankwiseError(f"rank {rank} raised {description}")
+    object.__setattr__(error, "__cause__", RankTraceback(f"rank {rank}:\n{text}"))  # a frozen dataclass refuses it
     return error
 
 

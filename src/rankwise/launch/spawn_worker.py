@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -13,14 +12,12 @@ from types import TracebackType
 from typing import BinaryIO
 
 from rankwise._native import end_with
+from rankwise.contract.errors import described, traceback_text
 from rankwise.system.settings import Settings
 
 RESULT, ERROR = b"R", b"E"
 """The first byte of a rank's report. After it comes the pickled result, or a pickle of the pickled error and its
-traceback as text."""
-
-CANNOT_TRAVEL = (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
-"""What pickling raises for an object that cannot be sent to another process."""
+description and traceback as text."""
 
 
 def main(payload: BinaryIO, results: Sequence[int]) -> None:
@@ -38,8 +35,8 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     result = fn(*args, **kwargs)
     try:
         report = pickler(fn)(result)
-    except CANNOT_TRAVEL as error:
-        raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
+    except BaseException as error:
+        raise cannot_travel(result, error) from error
     write(RESULT + report)
 
 
@@ -70,12 +67,16 @@ def error_report(error: BaseException, *files: str) -> bytes:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in files:
         trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
     try:
         pickled = pickler(error_report)(error)
-    except CANNOT_TRAVEL:
+    except BaseException:  # noqa: BLE001 - whatever its methods raise
         pickled = b""
-    return pickle.dumps((pickled, text))
+    return pickle.dumps((pickled, described(error), traceback_text(error, trace)))
+
+
+def cannot_travel(result: object, error: BaseException) -> TypeError:
+    """The error of a result whose pickling raised this error."""
+    return TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {described(error)}")
 
 
 def _write(fd: int, rank: int, report: bytes) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankwise.contract.errors import as_exception
+from rankwise.contract.errors import as_exception, described
 from rankwise.launch.spawn import module_path, raised_on, unpickled
-from rankwise.launch.spawn_worker import CANNOT_TRAVEL, pickler
+from rankwise.launch.spawn_worker import pickler
 from rankwise.pool import wire
 from rankwise.pool.dealer import Outcome, Ranks
 
@@ -63,8 +63,8 @@ class PickledRanks(Ranks):
         """The call. given: the user's function, which fn may be or call."""
         try:
             parts = wire.packed((fn, args, kwargs), pickler(given))
-        except CANNOT_TRAVEL as error:
-            raise TypeError(f"fn and its arguments cannot be sent to other processes: {error}") from error
+        except Exception as error:  # whatever their classes raise
+            raise TypeError(f"fn and its arguments cannot be sent to other processes: {described(error)}") from error
         return Call(parts, self._path(given))
 
     def _path(self, fn: Callable[..., Any]) -> list[str]:

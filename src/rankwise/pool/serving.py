@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
-from rankwise.launch.spawn_worker import CANNOT_TRAVEL, error_report, pickler
+from rankwise.launch.spawn_worker import cannot_travel, error_report, pickler
 from rankwise.pool import wire
 from rankwise.system import failure_report
 
@@ -84,12 +84,12 @@ def _call(parts: wire.Parts) -> Any:
 def _parts_of_result(result: Any) -> list[Any]:
     try:
         return wire.packed(result)
-    except CANNOT_TRAVEL:
+    except BaseException:  # noqa: BLE001 - whatever its classes raise
         pass  # cloudpickle may know how
     try:
         return wire.packed(result, pickler(_call))
-    except CANNOT_TRAVEL as error:
-        raise TypeError(f"the result of fn, {type(result).__name__}, cannot be sent back: {error}") from error
+    except BaseException as error:
+        raise cannot_travel(result, error) from error
 
 
 def _abort(reason: str) -> None:

@@ -90,8 +90,7 @@ def _line(failures: Iterable[Failure | None]) -> bytes:
 
 def _own_error(error: BaseException, rank: int) -> Failure:
     """An error of the program itself. Its place is the innermost one outside this package."""
-    text = str(error).strip().partition("\n")[0][:LONGEST]
-    message = f"{type(error).__qualname__}{f': {text}' if text else ''}"
+    message = errors.described(error).strip().partition("\n")[0][:LONGEST]
     frames = traceback.extract_tb(error.__traceback__)
     sites = [f"{frame.filename}:{frame.lineno}" for frame in frames if not frame.filename.startswith(PACKAGE)]
     return Failure(ERROR, message, ranks={rank: AtRank(site=sites[-1] if sites else "")})

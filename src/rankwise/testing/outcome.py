@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rankwise.contract.errors import PeerLostError, UnsupportedError
+from rankwise.contract.errors import PeerLostError, UnsupportedError, traceback_text
 from rankwise.group.group import Group
 
 T = TypeVar("T")
@@ -54,8 +53,7 @@ def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
 
 
 def failed(error: BaseException) -> Outcome[Any]:
-    text = "".join(traceback.format_exception(error))
-    return Outcome(failure=text, follows=isinstance(error, PeerLostError))
+    return Outcome(failure=traceback_text(error, error.__traceback__), follows=isinstance(error, PeerLostError))
 
 
 def values(outcomes: Sequence[Outcome[T]]) -> list[T]:

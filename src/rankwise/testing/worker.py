@@ -26,7 +26,7 @@ def serve(connection: Connection, group: Group) -> None:
         outcome = run_on(group, partial(_unpacked, task))
         try:
             reply = pickler(run_on)(outcome)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except BaseException as error:  # noqa: BLE001 - whatever its classes raise
             reply = pickle.dumps(failed(error))
         connection.send_bytes(reply)
 
