@@ -202,9 +202,7 @@ class _Rank(threading.Thread):
                 ending = self._make(number, call)
                 del item, call  # the thread keeps nothing alive while it waits
                 if os.getpid() != pid:  # a child that the call has forked, and that ends as the call does
-                    if ending.error is not None:
-                        raise ending.error
-                    return
+                    _end_process(ending.error)
                 ended(ending)
                 del ended, ending
 
@@ -236,6 +234,19 @@ class _Rank(threading.Thread):
             if self._interrupted:
                 self._interrupted = False
                 _take_back_interrupt()
+
+
+def _end_process(error: BaseException | None) -> None:
+    """End this process as Python does when its program ends with this error, or well."""
+    code = None if error is None else error.code if isinstance(error, SystemExit) else 1
+    if error is not None and not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    os._exit(code or 0)
 
 
 class _Instead(BaseException):

@@ -45,3 +45,30 @@ def raises_a_group() -> None:
 def test_a_group_of_errors_is_named(pool: rw.Pool) -> None:
     with pytest.raises(rw.RankwiseError, match=r"rank \d raised ExceptionGroup: both disks \(2 sub-exceptions\)"):
         pool.submit(raises_a_group).result(60)
+
+
+def forks(kind: str) -> int:
+    """The exit status of a child that leaves the task in this way."""
+    pid = os.fork()
+    if pid == 0:
+        if kind == "exit":
+            sys.exit(5)
+        if kind == "raise":
+            raise ValueError("in the child")
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def total() -> int:
+    return int(rw.init().all_reduce(1))
+
+
+@pytest.mark.filterwarnings("ignore:threads=True", "ignore:This process")
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_child_that_a_call_forks_ends_as_the_call_does(threads: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with rw.Pool(RANKS, timeout=60, threads=threads) as pool:
+        for kind, status in (("exit", 5), ("raise", 1), ("return", 0)):
+            assert pool.submit(forks, kind).result(60) == status
+            assert pool.run(forks, kind) == [status] * RANKS
+            assert pool.run(total) == [RANKS] * RANKS
+    assert "ValueError: in the child" in capfd.readouterr().err

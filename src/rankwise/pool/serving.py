@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import signal
@@ -49,14 +50,21 @@ class Server:
             signal.signal(signal.SIGINT, before)
 
     def answer(self, kind: bytes, parts: wire.Parts) -> Reply:
-        """Do what a message asks. Its first part is a new sys.path, or empty."""
+        """Do what a message asks. Its first part is a new sys.path, or empty.
+
+        In a child that the call has forked, and that leaves it, this ends the child as the call ends.
+        """
         if len(parts[0]):
             sys.path[:] = pickle.loads(parts[0])
-        failure = self._latest_failure()
+        failure, pid = self._latest_failure(), os.getpid()
         try:
             result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts[1:]))
+            if os.getpid() != pid:
+                sys.exit()
             reply = _parts_of_result(result)
-        except BaseException as error:  # noqa: BLE001 - the client raises it
+        except BaseException as error:
+            if os.getpid() != pid:
+                raise
             if kind == wire.CALL:
                 _abort(f"it raised {type(error).__name__}")
             return wire.ERROR, [error_report(error, __file__)]
