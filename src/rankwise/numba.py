@@ -11,9 +11,10 @@
 
     norm(rw.init().handle, np.ones(1000))
 
-The first argument is the `handle` of a group. Arrays must be contiguous, which is checked when the caller is compiled;
-results are stored in the arrays that are passed. An `op` is a string that is written in the code, or a `rw.ReduceOp`.
-What goes wrong raises the exceptions of a group's methods. docs/how-to/compiled.md says when this pays.
+The first argument is the `handle` of a group. Arrays must be contiguous in C's order, and writable if an operation
+writes them, which is checked when the caller is compiled; results are stored in the arrays that are passed. An `op` is
+a string that is written in the code, or a `rw.ReduceOp`. What goes wrong raises the exceptions of a group's methods.
+docs/how-to/compiled.md says when this pays.
 """
 
 from __future__ import annotations

@@ -180,20 +180,70 @@ def test_errors_are_those_of_the_group() -> None:
     run_ranks(body, 2)
 
 
+def read_only(x: Any) -> Any:
+    x.flags.writeable = False
+    return x
+
+
+X, ROWS, COUNTS = np.ones(2), np.ones((2, 3)), np.ones(1, np.int64)
+FORTRAN, FIXED = np.asfortranarray(ROWS), read_only(np.ones(2))
+
+
 @pytest.mark.parametrize(
-    ("op", "x", "text"),
+    ("call", "arrays", "text"),
     [
-        ("sun", np.zeros(2), r"op='sun': expected one of sum, mean"),
-        ("mean", np.zeros(2, np.int64), "a mean of integers is not an integer"),
-        ("sum", np.zeros((4, 4))[:, ::2], "expected a contiguous array"),
-        ("sum", np.zeros(2, "datetime64[s]"), "expected one of float64"),
+        ("all_reduce(h, x, 'sun')", (X,), r"op='sun': expected one of sum, mean"),
+        ("all_reduce(h, x, 'mean')", (np.zeros(2, np.int64),), "a mean of integers is not an integer"),
+        ("all_reduce(h, x)", (np.zeros((4, 4))[:, ::2],), "^x: .* expected a contiguous array"),
+        ("all_reduce(h, x)", (np.zeros(2, "datetime64[s]"),), "expected one of float64"),
+        ("all_reduce(h, x)", (FORTRAN,), "^x: .* expected a contiguous array in C's order"),
+        ("broadcast(h, x)", (FORTRAN,), "^x: .* in C's order"),
+        ("send(h, x, 0)", (FORTRAN,), "^x: .* in C's order"),
+        ("all_gather(h, x, y)", (FORTRAN, ROWS), "^send: .* in C's order"),
+        ("all_gather(h, x, y)", (ROWS, FORTRAN), "^recv: .* in C's order"),
+        ("all_reduce(h, x)", (FIXED,), "^x: .* expected an array that may be written"),
+        ("all_reduce(h, x)", (np.frombuffer(bytes(16)),), "^x: .* that may be written"),
+        ("broadcast(h, x)", (FIXED,), "^x: .* that may be written"),
+        ("reduce(h, x)", (FIXED,), "^x: .* that may be written"),
+        ("recv(h, x, 0)", (FIXED,), "^x: .* that may be written"),
+        ("irecv(h, x, 0)", (FIXED,), "^x: .* that may be written"),
+        ("scatter(h, x, y)", (X, FIXED), "^recv: .* that may be written"),
+        ("all_gather_v(h, x, y, z)", (X, X, COUNTS + 0.5), "^counts: .* expected an array of integers"),
+        ("all_to_all_v(h, x, y, z, z)", (X, X, COUNTS + 0.5), "^send_counts: .* expected an array of integers"),
+        ("broadcast(h, x, 0.5)", (X,), "^src: float64 given, expected an integer"),
+        ("send(h, x, 0, 0.5)", (X,), "^tag: float64 given, expected an integer"),
+        ("broadcast(h, x, 1 << 32)", (X,), "^src: a number that does not fit into 32 bits"),
+        ("all_reduce(h, x, 0.5)", (X,), "^op: float64 given, expected an integer"),
+        ("wait(x)", (X,), "^request: .* expected what isend or irecv has returned"),
+        ("all_gather(h, x, x)", (X,), "^send and recv: memory that overlaps given"),
     ],
 )
-def test_the_compiler_refuses_what_cannot_work(op: str, x: Any, text: str) -> None:
+def test_what_is_refused(call: str, arrays: tuple[Any, ...], text: str) -> None:
+    """All but the last by the compiler; the group can be used afterwards."""
     names: dict[str, Any] = {"rn": rn}
-    exec(f"def call(handle, x): rn.all_reduce(handle, x, {op!r})", names)
+    exec(f"def call(h, x, y, z): rn.{call}", names)
     with rw.init("solo").dup() as group, pytest.raises((TypeError, ValueError), match=text):
-        numba.njit(names["call"])(group.handle, x)
+        numba.njit(names["call"])(group.handle, *(*arrays, X, X)[:3])
+
+
+@numba.njit(nogil=True)
+def caught(handle: int, x: Any) -> int:
+    errors = 0
+    for _ in range(3):
+        try:
+            rn.broadcast(handle, x, 7)
+        except Exception:  # noqa: BLE001 - the only kind that Numba has
+            errors += 1
+    rn.broadcast(handle, x, 0)
+    return errors
+
+
+def test_an_error_that_compiled_code_catches_is_over() -> None:
+    with rw.init("solo").dup() as group:
+        for _ in range(2):
+            assert caught(group.handle, np.ones(2)) == 3
+        with pytest.raises(ValueError, match="root: rank 7 given, expected 0 to 0"):
+            numba.njit(lambda handle, x: rn.broadcast(handle, x, 7))(group.handle, np.ones(2))
 
 
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -14,8 +14,12 @@ from rankwise.frontends.numba.library import (
     compiled,
     dtype,
     external,
+    integer,
+    integers,
     op_number,
     rank,
+    source,
+    target,
     world_size,
 )
 
@@ -37,7 +41,7 @@ _all_to_all_v = external("all_to_all_v", HANDLE, ADDRESS, ADDRESS, ADDRESS, ADDR
 
 @compiled
 def _same(send: Array, recv: Array, send_size: int, recv_size: int) -> None:
-    """Whether two arrays have the same dtype, and one has so many elements as the other."""
+    """Check that two arrays have the same dtype, and that one has as many elements as the other."""
     if dtype(send) != dtype(recv):
         raise ValueError("send and recv: arrays of different dtypes given, expected the same")
     if send_size != recv_size:
@@ -45,13 +49,12 @@ def _same(send: Array, recv: Array, send_size: int, recv_size: int) -> None:
 
 
 @compiled
-def _checked(counts: Array, handle: int, needed: int, size: int) -> Array:
-    """The counts as C takes them, one for each rank; `size` is that of an array for `needed` elements."""
+def _checked(counts: Array, handle: int, needed: int, size: int) -> None:
+    """Check that there is a count for each rank; `size` is that of an array for `needed` elements."""
     if counts.size != world_size(handle):
         raise ValueError("counts: expected one for each rank")
     if size < needed:
         raise ValueError("counts: an array is too short for them")
-    return counts.astype(np.uint64)
 
 
 @compiled
@@ -63,26 +66,26 @@ def barrier(handle: int) -> None:
 @compiled
 def broadcast(handle: int, x: Array, src: int = 0) -> None:
     """Copy the array of rank `src` into every rank's, in place."""
-    check(_broadcast(handle, x.ctypes.data, x.size, dtype(x), np.int32(src)))
+    check(_broadcast(handle, target(x, "x"), x.size, dtype(x), integer(src, "src")))
 
 
 @compiled
 def all_reduce(handle: int, x: Array, op: object = "sum") -> None:
     """Reduce the ranks' arrays, in place; every rank has the result."""
-    check(_all_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x)))
+    check(_all_reduce(handle, target(x, "x"), x.size, dtype(x), op_number(op, x)))
 
 
 @compiled
 def reduce(handle: int, x: Array, dst: int = 0, op: object = "sum") -> None:
     """Reduce the ranks' arrays, in place on rank `dst`."""
-    check(_reduce(handle, x.ctypes.data, x.size, dtype(x), op_number(op, x), np.int32(dst)))
+    check(_reduce(handle, target(x, "x"), x.size, dtype(x), op_number(op, x), integer(dst, "dst")))
 
 
 @compiled
 def all_gather(handle: int, send: Array, recv: Array) -> None:
     """Store every rank's `send` in `recv`, one after the other."""
     _same(send, recv, send.size * world_size(handle), recv.size)
-    check(_all_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send)))
+    check(_all_gather(handle, source(send, "send"), target(recv, "recv"), send.size, dtype(send)))
 
 
 @compiled
@@ -90,7 +93,7 @@ def gather(handle: int, send: Array, recv: Array, dst: int = 0) -> None:
     """The same on rank `dst` only; elsewhere `recv` is not used, and may be of any length."""
     if rank(handle) == dst:
         _same(send, recv, send.size * world_size(handle), recv.size)
-    check(_gather(handle, send.ctypes.data, recv.ctypes.data, send.size, dtype(send), np.int32(dst)))
+    check(_gather(handle, source(send, "send"), target(recv, "recv"), send.size, dtype(send), integer(dst, "dst")))
 
 
 @compiled
@@ -98,14 +101,16 @@ def scatter(handle: int, send: Array, recv: Array, src: int = 0) -> None:
     """Store this rank's part of the `send` of rank `src`; elsewhere `send` is not used, and may be of any length."""
     if rank(handle) == src:
         _same(send, recv, send.size, recv.size * world_size(handle))
-    check(_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(recv), np.int32(src)))
+    check(_scatter(handle, source(send, "send"), target(recv, "recv"), recv.size, dtype(recv), integer(src, "src")))
 
 
 @compiled
 def reduce_scatter(handle: int, send: Array, recv: Array, op: object = "sum") -> None:
     """Reduce the ranks' `send`, and store this rank's part of the result in `recv`."""
     _same(send, recv, send.size, recv.size * world_size(handle))
-    check(_reduce_scatter(handle, send.ctypes.data, recv.ctypes.data, recv.size, dtype(send), op_number(op, send)))
+    check(
+        _reduce_scatter(handle, source(send, "send"), target(recv, "recv"), recv.size, dtype(send), op_number(op, send))
+    )
 
 
 @compiled
@@ -115,48 +120,60 @@ def all_to_all(handle: int, send: Array, recv: Array) -> None:
     if send.size % world_size(handle) != 0:
         raise ValueError("send: expected as many elements for each rank")
     count = send.size // world_size(handle)
-    check(_all_to_all(handle, send.ctypes.data, recv.ctypes.data, count, dtype(send)))
+    check(_all_to_all(handle, source(send, "send"), target(recv, "recv"), count, dtype(send)))
 
 
 @compiled
 def all_gather_v(handle: int, send: Array, recv: Array, counts: Array) -> None:
     """all_gather in which rank i sends counts[i] elements; all ranks pass the same counts."""
     _same(send, recv, 0, 0)
-    own = _checked(counts, handle, counts.sum(), recv.size)
-    if send.size < counts[rank(handle)]:
+    own = integers(counts, "counts")
+    _checked(own, handle, own.sum(), recv.size)
+    if send.size < own[rank(handle)]:
         raise ValueError("send: shorter than counts says")
-    check(_all_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send)))
+    check(_all_gather_v(handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send)))
 
 
 @compiled
 def gather_v(handle: int, send: Array, recv: Array, counts: Array, dst: int = 0) -> None:
     """The same on rank `dst` only; elsewhere `recv` is not used."""
     _same(send, recv, 0, 0)
-    own = _checked(counts, handle, counts.sum() if rank(handle) == dst else 0, recv.size)
-    if send.size < counts[rank(handle)]:
+    own = integers(counts, "counts")
+    _checked(own, handle, own.sum() if rank(handle) == dst else np.uint64(0), recv.size)
+    if send.size < own[rank(handle)]:
         raise ValueError("send: shorter than counts says")
-    check(_gather_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), np.int32(dst)))
+    check(
+        _gather_v(handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send), integer(dst, "dst"))
+    )
 
 
 @compiled
 def scatter_v(handle: int, send: Array, recv: Array, counts: Array, src: int = 0) -> None:
     """scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
     _same(send, recv, 0, 0)
-    own = _checked(counts, handle, counts.sum() if rank(handle) == src else 0, send.size)
-    if recv.size < counts[rank(handle)]:
+    own = integers(counts, "counts")
+    _checked(own, handle, own.sum() if rank(handle) == src else np.uint64(0), send.size)
+    if recv.size < own[rank(handle)]:
         raise ValueError("recv: shorter than counts says")
-    check(_scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(recv), np.int32(src)))
+    check(
+        _scatter_v(
+            handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(recv), integer(src, "src")
+        )
+    )
 
 
 @compiled
 def reduce_scatter_v(handle: int, send: Array, recv: Array, counts: Array, op: object = "sum") -> None:
     """reduce_scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
     _same(send, recv, 0, 0)
-    own = _checked(counts, handle, counts.sum(), send.size)
-    if recv.size < counts[rank(handle)]:
+    own = integers(counts, "counts")
+    _checked(own, handle, own.sum(), send.size)
+    if recv.size < own[rank(handle)]:
         raise ValueError("recv: shorter than counts says")
     check(
-        _reduce_scatter_v(handle, send.ctypes.data, recv.ctypes.data, own.ctypes.data, dtype(send), op_number(op, send))
+        _reduce_scatter_v(
+            handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send), op_number(op, send)
+        )
     )
 
 
@@ -164,6 +181,9 @@ def reduce_scatter_v(handle: int, send: Array, recv: Array, counts: Array, op: o
 def all_to_all_v(handle: int, send: Array, recv: Array, send_counts: Array, recv_counts: Array) -> None:
     """all_to_all with send_counts[i] elements to rank i, and recv_counts[i] from it."""
     _same(send, recv, 0, 0)
-    to = _checked(send_counts, handle, send_counts.sum(), send.size)
-    of = _checked(recv_counts, handle, recv_counts.sum(), recv.size)
-    check(_all_to_all_v(handle, send.ctypes.data, recv.ctypes.data, to.ctypes.data, of.ctypes.data, dtype(send)))
+    to, of = integers(send_counts, "send_counts"), integers(recv_counts, "recv_counts")
+    _checked(to, handle, to.sum(), send.size)
+    _checked(of, handle, of.sum(), recv.size)
+    check(
+        _all_to_all_v(handle, source(send, "send"), target(recv, "recv"), to.ctypes.data, of.ctypes.data, dtype(send))
+    )
