@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwise.frontends.watch import job
-from rankwise.frontends.watch.imports import after_import
+from rankwise.system.imports import after_import
 from rankwise.system.settings import Settings
 
 TIMEOUT = 60.0

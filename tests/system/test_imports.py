@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.frontends.watch.imports import after_import
+from rankwise.system.imports import after_import
 
 
 def test_a_module_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
