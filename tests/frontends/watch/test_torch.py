@@ -41,21 +41,24 @@ def test_calls_that_match(tmp_path: Path) -> None:
     code = """
     dist.all_reduce(x, op=dist.ReduceOp.MAX)
     dist.all_reduce(x, async_op=True).wait()
-    half = dist.new_group([0, 1])
-    dist.broadcast(x, src=0, group=half)
-    dist.destroy_process_group(half)
+    pair = dist.new_group([1, 2])
+    if rank == 1:
+        dist.broadcast(x, src=1, group=pair)
+    if rank == 2:
+        dist.broadcast(x, group_src=0, group=pair)
+    dist.destroy_process_group(pair)
     objects = [None] * dist.get_world_size()
     dist.all_gather_object(objects, rank)
-    assert objects == [0, 1]
+    assert objects == [0, 1, 2]
     if rank == 0:
         dist.send(x, 1)
-    else:
-        dist.recv(x, 0)
+    if rank == 1:
+        dist.recv(x, group_src=0)
     dist.destroy_process_group()
-    dist.init_process_group('gloo', init_method=f'file://{__file__}.store', rank=rank, world_size=2)
+    dist.init_process_group('gloo', init_method=f'file://{__file__}.store', rank=rank, world_size=3)
     dist.barrier()
     """
-    ran = watched(tmp_path, 2, code)
+    ran = watched(tmp_path, 3, code)
     assert ran.returncode == 0, ran.stderr
     assert "rankwise" not in ran.stderr
 

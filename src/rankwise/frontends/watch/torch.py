@@ -86,10 +86,9 @@ def _recorded(groups: _Groups, function: Callable[..., Any], name: str) -> Calla
         if local or getattr(groups.inside, "call", False):
             return function(*args, **keywords)
         comm = 0 if name == "wait" else groups.comm(given.get("group"))
-        root = next((given[peer] for peer in _PEERS if given.get(peer) is not None), 0)
+        root = _root(groups.module, given) if comm else 0
         reduction = _reduction(given.get("op")) if signature and "op" in signature.parameters else _NONE
         dtype, amount = _size(given.get(_MEASURED.get(name, "")))
-        root = root if isinstance(root, int) else 0
         begun = _watch.begin(comm, TORCH_NUMBERS[name], root, reduction, dtype, amount)
         groups.inside.call = failed = True
         try:
@@ -103,6 +102,15 @@ def _recorded(groups: _Groups, function: Callable[..., Any], name: str) -> Calla
         return result
 
     return call
+
+
+def _root(module: Any, given: dict[str, Any]) -> int:
+    """The rank, in the default group, of the other side of a call, however the call names it; 0 if it names none."""
+    for peer in _PEERS:
+        if isinstance(rank := given.get(peer), int):
+            ranks = module.get_process_group_ranks(given.get("group")) if peer.startswith("group_") else []
+            return ranks[rank] if 0 <= rank < len(ranks) else rank
+    return 0
 
 
 def _reduction(op: Any) -> int:
