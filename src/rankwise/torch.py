@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankwise.system.imports import after_import
 from rankwise.system.settings import torch_as
 
 if TYPE_CHECKING:
@@ -43,4 +44,5 @@ def _open(how: Any, options: object = None) -> RankwiseGroup | Operations:
     return open_group(how)
 
 
+after_import({"torch._dynamo.trace_rules": "rankwise.frontends.torch.dynamo"})
 register()

@@ -21,5 +21,7 @@ def test_a_module_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     try:
         assert module.value == 2
         assert "exec_module" not in vars(module.__loader__)
+        after_import({"watched_module": "watched_changer"})  # which the program has imported already
+        assert module.value == 3
     finally:
         del sys.modules["watched_module"], sys.modules["watched_changer"]

@@ -15,14 +15,18 @@ from typing import Any
 def after_import(changes: Mapping[str, str]) -> None:
     """Pass modules to the function `adopt` of others once they have been imported, before the program sees them.
 
-    changes: by the name of a module, the name of the one with `adopt`, which is imported only then.
+    changes: by the name of a module, the name of the one with `adopt`, which is imported only then. A module that the
+    program has imported is passed at once.
     """
-    sys.meta_path.insert(0, _Finder(changes))
+    for name, changer in changes.items():
+        if name in sys.modules:
+            import_module(changer).adopt(sys.modules[name])
+    sys.meta_path.insert(0, _Finder({name: changes[name] for name in changes.keys() - sys.modules.keys()}))
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, changes: Mapping[str, str]) -> None:
-        self._changes = dict(changes)
+    def __init__(self, changes: dict[str, str]) -> None:
+        self._changes = changes
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -49,7 +49,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> OnRanks:
-    """on_ranks(n, fn, backend="rankwise"): what fn(rank, n) returned on each rank."""
+    """on_ranks(n, fn, backend="rankwise", timeout=90): what fn(rank, n) returned on each rank."""
     for module in (sys.modules[__name__], request.module):
         assert isinstance(module, ModuleType)
         if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -57,7 +57,8 @@ def on_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> OnRanks:
 
     calls = iter(range(1000))
 
-    def run(n: int, fn: Callable[[int, int], T], backend: str = "rankwise") -> list[T]:
-        return run_ranks(n, InGroup(fn, backend, str(tmp_path / f"store{next(calls)}")), backend="shm", timeout=90)
+    def run(n: int, fn: Callable[[int, int], T], backend: str = "rankwise", timeout: float = 90) -> list[T]:
+        file = str(tmp_path / f"store{next(calls)}")
+        return run_ranks(n, InGroup(fn, backend, file), backend="shm", timeout=timeout)
 
     return run

@@ -187,21 +187,3 @@ def test_split_group(on_ranks: OnRanks) -> None:
 @from_2_14
 def test_functional_collectives_into_a_given_tensor(tmp_path: Path) -> None:
     run(tmp_path, INTO_A_TENSOR)
-
-
-@pytest.mark.slow
-def test_a_compiled_function_with_collectives(on_ranks: OnRanks) -> None:
-    """The graph is captured and run without code generation, which takes a compiler and a minute."""
-
-    def body(rank: int, size: int) -> None:
-        import torch.distributed._functional_collectives as funcol
-
-        def step(x: Any) -> Any:
-            total = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
-            return funcol.all_gather_tensor(total + 1, 0, dist.group.WORLD)
-
-        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-        x = torch.full((2,), float(rank + 1))
-        assert compiled(x).tolist() == step(x).tolist() == [7, 7, 7, 7]
-
-    on_ranks(2, body)
