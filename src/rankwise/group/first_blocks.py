@@ -51,7 +51,7 @@ def _blocks(objects: Sequence[Parts]) -> np.ndarray[Any, Any]:
     longest = max(map(length_of, objects), default=0)
     for number, parts in enumerate(objects):
         content = b"".join(parts) if longest <= _ROOM else b""
-        _LAYOUT.pack_into(blocks, number * BLOCK, length_of(parts), longest, content)
+        _LAYOUT.pack_into(blocks.data, number * BLOCK, length_of(parts), longest, content)
     return blocks
 
 
