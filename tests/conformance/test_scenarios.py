@@ -1,4 +1,4 @@
-"""Messages, groups, numbers, bad arguments: the scenarios of rankwise.testing.scenarios on every backend."""
+"""Messages, groups, numbers: the scenarios of rankwise.testing.scenarios on every backend."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ QUICK = [("solo", 1), ("threads", 1), ("threads", 3), ("shm", 2), ("shm", 4)]  #
     ],
 )
 def test_scenario(backend: str, n: int, name: str) -> None:
-    run_ranks(n, SCENARIOS[name], backend=backend)
+    run_ranks(SCENARIOS[name], n, backend=backend)

@@ -1,11 +1,12 @@
-"""Odd arrays and odd numbers: the scenarios of the conformance suite, on ranks drawn at random."""
+"""Odd arrays, arguments and numbers, on ranks drawn at random."""
 
 from __future__ import annotations
 
 import pytest
 
+from array_level import arguments, memory
 from faults.trials import Trial, fault
-from rankwise.testing.scenarios import arguments, memory, numerics, scenarios_of
+from rankwise.testing.scenarios import numerics, scenarios_of
 
 both = pytest.mark.parametrize("backend", ["threads", "shm"])
 

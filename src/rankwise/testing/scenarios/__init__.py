@@ -9,7 +9,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 
 from rankwise.group.group import Group
-from rankwise.testing.scenarios import arguments, groups, memory, messages, numerics, pointers, works
+from rankwise.testing.scenarios import groups, messages, numerics, pointers, works
 
 Scenario = Callable[[Group], None]
 
@@ -29,4 +29,4 @@ def _leaving_it_working(scenario: Scenario, group: Group) -> None:
     assert group.all_reduce(1) == group.world_size, "the group no longer works"
 
 
-SCENARIOS = scenarios_of(arguments, groups, memory, messages, numerics, pointers, works)
+SCENARIOS = scenarios_of(groups, messages, numerics, pointers, works)
