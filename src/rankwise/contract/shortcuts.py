@@ -15,16 +15,27 @@ class FailedWork(Protocol):
     def exception(self) -> BaseException | None: ...
 
 
-Encode: TypeAlias = Callable[[Any], list[Any]]
 Constructor: TypeAlias = "tuple[str, str] | None"
 ObjectShortcut: TypeAlias = Callable[[Any, Any, Any, Constructor, Callable[[Any, Any, Any, Any], Any]], Any]
+
+
+def _not_done(*call: object) -> bool:
+    return False
+
+
+def _no_result(*call: object) -> Any:
+    return None
+
+
+def _not_taken(*call: object) -> Any:
+    return NotImplemented
 
 
 class Shortcuts:
     """Each method is one operation in its common case.
 
     In any other case it does nothing and says so: it returns False, None or NotImplemented. The caller then takes the
-    general path, which also reports errors. The methods of this class do nothing; a backend may override them. An array
+    general path, which also reports errors. Those of this class do nothing; a backend may override them. An array
     is contiguous and in host memory, and the arrays of a call have one dtype.
     """
 
@@ -38,163 +49,148 @@ class Shortcuts:
     None elsewhere.
     """
 
-    def all_reduce_array(self, x: object, op: object, given: object = None) -> bool:
-        """given: an array of x's dtype and length whose elements x gets first; None: x's own are reduced."""
-        return False
+    all_reduce_array: Callable[..., bool] = _not_done
+    """all_reduce_array(x, op, given=None): given: an array of x's dtype and length whose elements x gets first;
+    None: x's own are reduced.
+    """
 
-    def reduce_array(self, x: object, dst: object, op: object, given: object = None) -> bool:
-        """Likewise. given: on dst."""
-        return False
+    reduce_array: Callable[..., bool] = _not_done
+    """reduce_array(x, dst, op, given=None): likewise. given: on dst."""
 
-    def broadcast_array(self, x: object, src: object) -> bool:
-        return False
+    broadcast_array: Callable[..., bool] = _not_done
+    """broadcast_array(x, src)"""
 
-    def all_gather_array(self, x: object, out: object) -> bool:
-        return False
+    all_gather_array: Callable[..., bool] = _not_done
+    """all_gather_array(x, out)"""
 
-    def gather_array(self, x: object, dst: object, out: object) -> bool:
-        return False
+    gather_array: Callable[..., bool] = _not_done
+    """gather_array(x, dst, out)"""
 
-    def scatter_array(
-        self, x: object, src: object, out: object, rest: Callable[[list[int], bytes | None, Any, Any], object]
-    ) -> bool:
-        """On other ranks, rest(header, part, out, src) completes it if src's header shows that `out` does not fit.
+    scatter_array: Callable[..., bool] = _not_done
+    """scatter_array(x, src, out, rest): on other ranks, rest(header, part, out, src) completes it if src's header
+    shows that `out` does not fit.
 
-        part: this rank's part if it came with the header, else None.
-        """
-        return False
+    part: this rank's part if it came with the header, else None.
+    """
 
-    def reduce_scatter_array(self, x: object, op: object, out: object) -> bool:
-        return False
+    reduce_scatter_array: Callable[..., bool] = _not_done
+    """reduce_scatter_array(x, op, out)"""
 
-    def all_gather_v_array(self, x: object, out: object, counts: object) -> bool:
-        """counts: the elements of each rank's block; the blocks follow each other in `out`, which may be longer."""
-        return False
+    all_gather_v_array: Callable[..., bool] = _not_done
+    """all_gather_v_array(x, out, counts): counts: the elements of each rank's block; the blocks follow each other
+    in `out`, which may be longer.
+    """
 
-    def gather_v_array(self, x: object, dst: object, out: object, counts: object) -> bool:
-        """Likewise; out, counts: on dst alone."""
-        return False
+    gather_v_array: Callable[..., bool] = _not_done
+    """gather_v_array(x, dst, out, counts): likewise; out, counts: on dst alone."""
 
-    def gather_blocks(self, block: int, bytes: int, dst: int, out: int, sizes: Sequence[int]) -> bool:
-        """The same for memory at addresses. sizes: on dst, the bytes of each rank's block."""
-        return False
+    gather_blocks: Callable[..., bool] = _not_done
+    """gather_blocks(block, bytes, dst, out, sizes): the same for memory at addresses. sizes: on dst, the bytes of
+    each rank's block.
+    """
 
-    def scatter_v_array(self, x: object, counts: object, src: object, out: object) -> bool:
-        """x, counts: on src. out: may be longer than this rank's block."""
-        return False
+    scatter_v_array: Callable[..., bool] = _not_done
+    """scatter_v_array(x, counts, src, out): x, counts: on src. out: may be longer than this rank's block."""
 
-    def scatter_blocks(self, blocks: int, sizes: Sequence[int], src: int, out: int, room: int) -> int | None:
-        """The same for memory at addresses. sizes: on src, the bytes of each block. room: the bytes at `out`.
+    scatter_blocks: Callable[..., int | None] = _no_result
+    """scatter_blocks(blocks, sizes, src, out, room): the same for memory at addresses. sizes: on src, the bytes of
+    each block. room: the bytes at `out`.
 
-        Returns the bytes of this rank's block.
-        """
-        return None
+    Returns the bytes of this rank's block.
+    """
 
-    def all_to_all_v_array(self, x: object, send_counts: object, out: object, recv_counts: object) -> bool:
-        return False
+    all_to_all_v_array: Callable[..., bool] = _not_done
+    """all_to_all_v_array(x, send_counts, out, recv_counts)"""
 
-    def all_gather_parts_array(self, x: object, out: object) -> bool:
-        """As all_gather_array, but `out` is flat; shapes are not compared."""
-        return False
+    all_gather_parts_array: Callable[..., bool] = _not_done
+    """all_gather_parts_array(x, out): as all_gather_array, but `out` is flat; shapes are not compared."""
 
-    def gather_parts_array(self, x: object, dst: object, out: object) -> bool:
-        """Likewise."""
-        return False
+    gather_parts_array: Callable[..., bool] = _not_done
+    """gather_parts_array(x, dst, out): likewise."""
 
-    def scatter_parts_array(self, x: object, src: object, out: object) -> bool:
-        """Likewise; the ranks know what they receive."""
-        return False
+    scatter_parts_array: Callable[..., bool] = _not_done
+    """scatter_parts_array(x, src, out): likewise; the ranks know what they receive."""
 
-    def send_array(self, x: object, dst: object, tag: object) -> bool:
-        """Blocks, like recv_array."""
-        return False
+    send_array: Callable[..., bool] = _not_done
+    """send_array(x, dst, tag): blocks, like recv_array."""
 
-    def recv_array(self, x: object, src: object, tag: object) -> bool:
-        return False
+    recv_array: Callable[..., bool] = _not_done
+    """recv_array(x, src, tag)"""
 
-    def all_to_all_array(self, x: object, out: object) -> bool:
-        return False
+    all_to_all_array: Callable[..., bool] = _not_done
+    """all_to_all_array(x, out)"""
 
-    def isend_array(self, x: object, dst: object, tag: object, group: object) -> Any:
-        """Start the send. Returns its Work, or True if it is complete.
+    isend_array: Callable[..., Any] = _no_result
+    """isend_array(x, dst, tag, group): start the send. Returns its Work, or True if it is complete.
 
-        group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
-        unless `started` of the Work is True: then x is kept and the send goes on.
-        """
-        return None
+    group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
+    unless `started` of the Work is True: then x is kept and the send goes on.
+    """
 
-    def issend_array(self, x: object, dst: object, tag: object, group: object) -> Any:
-        """Likewise a synchronous send, which is complete when a receive has matched the message."""
-        return None
+    issend_array: Callable[..., Any] = _no_result
+    """issend_array(x, dst, tag, group): likewise a synchronous send, which is complete when a receive has matched
+    the message.
+    """
 
-    def irecv_array(self, x: object, src: object, tag: object, group: object) -> Any:
-        """Likewise, but it always returns the Work. The Work's result is x."""
-        return None
+    irecv_array: Callable[..., Any] = _no_result
+    """irecv_array(x, src, tag, group): likewise, but it always returns the Work. The Work's result is x."""
 
-    def recv_array_up_to(self, x: object, src: object, tag: object) -> tuple[int, int, int] | None:
-        """Receive an array that may be shorter than x, and of another dtype: (its source, tag and bytes).
+    recv_array_up_to: Callable[..., tuple[int, int, int] | None] = _no_result
+    """recv_array_up_to(x, src, tag): receive an array that may be shorter than x, and of another dtype: (its
+    source, tag and bytes).
 
-        None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
-        """
-        return None
+    None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
+    """
 
-    def sendrecv_array(
-        self, x: object, dst: object, send_tag: object, out: object, src: object, tag: object
-    ) -> tuple[int, int, int] | None:
-        """Send x, and then recv_array_up_to. None, with nothing done, unless x is short and is sent at once."""
-        return None
+    sendrecv_array: Callable[..., tuple[int, int, int] | None] = _no_result
+    """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and then recv_array_up_to. None, with nothing done,
+    unless x is short and is sent at once.
+    """
 
-    def irecv_array_up_to(self, x: object, src: object, tag: object, group: object) -> Any:
-        """Likewise without waiting: a Work that is `started`, whose result is None.
+    irecv_array_up_to: Callable[..., Any] = _no_result
+    """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that is `started`, whose result is
+    None.
 
-        Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it stays for another
-        receive, and `given` has this one's arguments: group, x, src and tag.
-        """
-        return None
+    Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it stays for another
+    receive, and `given` has this one's arguments: group, x, src and tag.
+    """
 
     def failed_messages(self) -> Sequence[FailedWork]:
         """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""
         return ()
 
-    def send_object_plain(self, obj: object, dst: object, tag: object, encode: Encode) -> bool:
-        """Send an object of basic types, or any other as encode(obj), its parts; blocks, like recv_object_plain.
+    send_object_plain: Callable[..., bool] = _not_done
+    """send_object_plain(obj, dst, tag, encode): send an object of basic types, or any other as encode(obj), its
+    parts; blocks, like recv_object_plain.
 
-        It returns False, with nothing done, if dst or tag is not an int in range. It may also leave all objects but
-        those of basic types to its caller, and then does not call encode.
-        """
-        return False
+    It returns False, with nothing done, if dst or tag is not an int in range. It may also leave all objects but
+    those of basic types to its caller, and then does not call encode.
+    """
 
-    def isend_object_plain(self, obj: object, dst: object, tag: object) -> bool:
-        """Send an object of basic types if that needs no waiting; returns whether it did."""
-        return False
+    isend_object_plain: Callable[..., bool] = _not_done
+    """isend_object_plain(obj, dst, tag): send an object of basic types if that needs no waiting; returns whether it
+    did.
+    """
 
-    def recv_object_with_source(
-        self, src: object, tag: object, read: Callable[[Any, int], Any], constructor: Constructor
-    ) -> Any:
-        """As recv_object_plain, but it returns (the object, (its source, its tag, its encoded length))."""
-        return NotImplemented
+    recv_object_with_source: Callable[..., Any] = _not_taken
+    """recv_object_with_source(src, tag, read, constructor): as recv_object_plain, but it returns (the object, (its
+    source, its tag, its encoded length)).
+    """
 
-    def recv_object_plain(
-        self,
-        src: object,
-        tag: object,
-        timeout: float | None,
-        read: Callable[[Any, int], Any],
-        constructor: Constructor,
-    ) -> Any:
-        """Receive an object; NotImplemented, with nothing done, if src or tag is not an int in range, or ANY.
+    recv_object_plain: Callable[..., Any] = _not_taken
+    """recv_object_plain(src, tag, timeout, read, constructor): receive an object; NotImplemented, with nothing
+    done, if src or tag is not an int in range, or ANY.
 
-        read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_allowed.
-        """
-        return NotImplemented
+    read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_allowed.
+    """
 
-    def recv_any_plain(self, src: object, tag: object, timeout: float | None, check: Callable[[Any], object]) -> Any:
-        """Receive an array of any length: (its bytes, writable, its source, tag and dtype); NotImplemented likewise.
+    recv_any_plain: Callable[..., Any] = _not_taken
+    """recv_any_plain(src, tag, timeout, check): receive an array of any length: (its bytes, writable, its source,
+    tag and dtype); NotImplemented likewise.
 
-        check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
-        kept for the next receive.
-        """
-        return NotImplemented
+    check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
+    kept for the next receive.
+    """
 
     broadcast_object_plain: ObjectShortcut | None = None
     """broadcast_object_plain(obj, src, codec, constructor, rest): broadcast an object. None: not available.
