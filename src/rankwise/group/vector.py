@@ -36,8 +36,6 @@ class VectorCollectives(GroupBase):
         self, x: np.ndarray[Any, D], *, out: Any = None, async_op: Literal[True]
     ) -> Work[np.ndarray[Any, D]]: ...
     @overload
-    def all_gather_v(self, x: Any, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
-    @overload
     def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any: ...
     def all_gather_v(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
         """Concatenate every rank's `x` by rank along axis 0, on every rank. The lengths of axis 0 may differ.
@@ -59,8 +57,6 @@ class VectorCollectives(GroupBase):
     def gather_v(
         self, x: np.ndarray[Any, D], dst: int = 0, *, out: Any = None, async_op: Literal[True]
     ) -> Work[np.ndarray[Any, D] | None]: ...
-    @overload
-    def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: Literal[True]) -> Work[Any]: ...
     @overload
     def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any: ...
     def gather_v(self, x: Any, dst: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
@@ -97,16 +93,6 @@ class VectorCollectives(GroupBase):
         out: Any = None,
         async_op: Literal[True],
     ) -> Work[np.ndarray[Any, D]]: ...
-    @overload
-    def scatter_v(
-        self,
-        x: Any = None,
-        counts: Counts | None = None,
-        src: int = 0,
-        *,
-        out: Any = None,
-        async_op: Literal[True],
-    ) -> Work[Any]: ...
     @overload
     def scatter_v(
         self,
@@ -181,10 +167,6 @@ class VectorCollectives(GroupBase):
     def reduce_scatter_v(
         self, x: np.ndarray[Any, D], counts: Counts, op: Op = "sum", *, out: Any = None, async_op: Literal[True]
     ) -> Work[np.ndarray[Any, D]]: ...
-    @overload
-    def reduce_scatter_v(
-        self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: Literal[True]
-    ) -> Work[Any]: ...
     @overload
     def reduce_scatter_v(
         self, x: Any, counts: Counts, op: Op = "sum", *, out: Any = None, async_op: bool = False
