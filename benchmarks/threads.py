@@ -122,8 +122,8 @@ def main() -> None:
     print(f"{python}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.2f}; us per call")
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for n in map(int, options.n.split(",")):
-        threads = run_ranks(n, partial(measure, by_hand=ByHand(n)), backend="threads")[0]
-        processes = run_ranks(n, partial(measure, by_hand=None), backend="shm")[0]
+        threads = run_ranks(partial(measure, by_hand=ByHand(n)), n, backend="threads")[0]
+        processes = run_ranks(partial(measure, by_hand=None), n, backend="shm")[0]
         figures[str(n)] = {"threads": threads, "processes": processes}
         print(f"\n{n} ranks{'':28}threads  processes")
         for name, us in threads.items():

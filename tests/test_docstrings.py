@@ -90,5 +90,5 @@ def test_no_argument_is_described_outside_the_sections() -> None:
 
 @pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_examples_are_right(with_torch: bool) -> None:
-    for printed in run_ranks(2, partial(run_examples, with_torch=with_torch), backend="shm"):
+    for printed in run_ranks(partial(run_examples, with_torch=with_torch), 2, backend="shm"):
         assert not printed, "".join(printed)

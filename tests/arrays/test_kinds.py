@@ -161,12 +161,12 @@ def test_in_place(kind: str) -> None:
         assert plain(got) == [11 - 10 * me, 12 - 10 * me]
         sending.wait()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("kind", [*WRITABLE, *IMMUTABLE, *READ_ONLY])
 def test_read_only_inputs(kind: str) -> None:
-    run_ranks(2, lambda group: uses(group, {**WRITABLE, **IMMUTABLE, **READ_ONLY}[kind]))
+    run_ranks(lambda group: uses(group, {**WRITABLE, **IMMUTABLE, **READ_ONLY}[kind]), 2)
 
 
 def test_structured_arrays_are_refused() -> None:
@@ -179,7 +179,7 @@ def test_structured_arrays_are_refused() -> None:
         assert group.all_reduce(x["a"].copy()) is not None
         assert group.all_reduce(x["b"], "max") is not None  # a view with gaps
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_overlapping_in_and_out_are_refused() -> None:
@@ -198,7 +198,7 @@ def test_overlapping_in_and_out_are_refused() -> None:
                 call(x, out=out)
         assert group.all_gather(x, out=base[4:].reshape(2, 4)).tolist() == [[0, 1, 2, 3]] * 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def memory_available() -> int:
@@ -225,4 +225,4 @@ def test_more_than_2_to_the_31_elements() -> None:
         part = group.scatter_v(x, [count - 4, 4]) if group.rank == 0 else group.scatter_v()
         assert part[-4:].tolist() == ([0, 0, 3, 4] if group.rank == 0 else [0, 0, 0, 5])
 
-    run_ranks(2, ranks, timeout=110)
+    run_ranks(ranks, 2, timeout=110)

@@ -85,7 +85,7 @@ def test_every_operation_refuses_tensors_that_require_grad(call: Any) -> None:
         y.sum().backward()
         assert torch.equal(w.grad, y)  # which was not touched
 
-    run_ranks(1, ranks, backend="threads")
+    run_ranks(ranks, 1, backend="threads")
 
 
 WRITES = [
@@ -112,7 +112,7 @@ def test_autograd_detects_a_write_to_a_saved_tensor(write: Any) -> None:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_input_tensors_are_not_marked_as_written() -> None:
@@ -127,7 +127,7 @@ def test_input_tensors_are_not_marked_as_written() -> None:
         group.reduce(x, dst=1)
         assert x._version == 2 * group.rank  # rank 1 received the broadcast and the sum
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_refusals() -> None:
@@ -169,7 +169,7 @@ def test_operations_give_tensors() -> None:
         assert got.tolist() == [(group.rank - 1) % 3] * 2
         work.wait()
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_elements_that_share_memory_are_read_but_not_written() -> None:

@@ -104,7 +104,7 @@ def test_every_operation_takes_device_memory(name: str, make: Make, n: int, monk
     def body(group: Group) -> None:
         check_operation(group, name, make, host)
 
-    run_ranks(n, body, backend=doubled(n, everywhere=True, calls=calls))
+    run_ranks(body, n, backend=doubled(n, everywhere=True, calls=calls))
     if name in ("all_reduce", "all_gather"):
         waited = [call for call in calls if call[0] == "cudaEventRecord" and call[2] == STREAM]
         assert len(waited) >= 2 * n, "the communicator's stream did not wait for the program's"
@@ -122,7 +122,7 @@ def test_messages_of_device_memory(make: Make, monkeypatch: pytest.MonkeyPatch) 
         (got,) = group.batch([(make(contents(group.rank)), other)], [(make(np.zeros((6, 2), np.float32)), rw.ANY)])
         assert (host(got) == contents(other)).all()
 
-    run_ranks(2, body, backend=doubled(2, everywhere=True))
+    run_ranks(body, 2, backend=doubled(2, everywhere=True))
 
 
 def test_non_contiguous_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_non_contiguous_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
             assert got is part
             assert host(whole).tolist() == [[2, 1, 2, 1]] * 4
 
-    run_ranks(2, body, backend=doubled(2, everywhere=True))
+    run_ranks(body, 2, backend=doubled(2, everywhere=True))
 
 
 @pytest.mark.parametrize("make", [CudaArray, cuda_tensor], ids=["cupy", "torch"])
@@ -169,7 +169,7 @@ def test_other_backends_refuse_it_by_name(name: str, make: Make, monkeypatch: py
             call(part, make(contents(group.rank)))
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, body, backend="threads")
+    run_ranks(body, 2, backend="threads")
 
 
 def test_a_result_elsewhere_than_its_input_is_refused() -> None:
@@ -185,7 +185,7 @@ def test_a_result_elsewhere_than_its_input_is_refused() -> None:
                 group.scatter(x, out=CudaArray(np.ones(1)))
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, body, backend="threads")
+    run_ranks(body, 2, backend="threads")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_arrays_that_do_not_match(array: CudaArray, why: str) -> None:
         with pytest.raises(TypeError, match=why):
             group.all_reduce(array)
 
-    run_ranks(1, body, backend=doubled(1, everywhere=True))
+    run_ranks(body, 1, backend=doubled(1, everywhere=True))
 
 
 def test_a_reducer_of_tensors_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_reducer_of_tensors_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
                 assert gradient.shape == shape
                 assert (host(gradient) == 0.5 + step).all()
 
-    run_ranks(2, body, backend=doubled(2, everywhere=True, calls=calls))
+    run_ranks(body, 2, backend=doubled(2, everywhere=True, calls=calls))
     assert ("cudaStreamWaitEvent", STREAM) in [call[:2] for call in calls], "the program's stream waits for the result"
 
 
@@ -242,4 +242,4 @@ def test_data_parallel_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
             assert module.weight.grad is not None
             assert (host(module.weight.grad) == 0.5).all()
 
-    run_ranks(2, body, backend=doubled(2, everywhere=True))
+    run_ranks(body, 2, backend=doubled(2, everywhere=True))

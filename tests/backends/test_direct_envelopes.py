@@ -133,7 +133,7 @@ def test_both_sides_of_each_limit(n: int) -> None:
             for count in (most + n, n, 2 * most):
                 check_one(group, operation, count, np.float64)
 
-    run_ranks(n, body, backend="gloo")
+    run_ranks(body, n, backend="gloo")
 
 
 @pytest.mark.parametrize("more", [0, 3], ids=["in the envelope", "after it"])
@@ -156,7 +156,7 @@ def test_a_mismatch_with_data_on_either_side_of_a_limit(operation: str, odd: int
         assert not out.any()
         return str(caught.value)
 
-    for text in run_ranks(n, body, backend="gloo"):
+    for text in run_ranks(body, n, backend="gloo"):
         assert text.count(f"{operation}(") == 2
         assert text.count("broadcast(") == 1
 
@@ -172,5 +172,5 @@ def test_a_rank_killed_between_calls_whose_data_is_in_envelopes() -> None:
             check_one(group, "all_to_all", limit("all_to_all", n) // n * n, np.float64)
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(n, body, backend="gloo", timeout=30)
+        run_ranks(body, n, backend="gloo", timeout=30)
     assert "PeerLostError" in str(caught.value)

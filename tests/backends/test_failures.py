@@ -65,7 +65,7 @@ def test_a_mismatch_shows_every_call_and_call_site(
 ) -> None:
     expected = {rank: _line(place) for rank, place in enumerate(places)}
     for _ in range(10):  # until none came when the others had found the difference already
-        errors = run_ranks(3, partial(_mismatch, kind=kind), backend=backend, timeout=20)
+        errors = run_ranks(partial(_mismatch, kind=kind), 3, backend=backend, timeout=20)
         for rank, error in enumerate(errors):
             assert error is not None
             assert error.sites[2 - rank if kind == "subgroup" else rank]
@@ -99,7 +99,7 @@ def _absent(group: Group) -> str:
 
 @BACKENDS
 def test_a_mismatch_names_a_rank_outside_any_call(backend: str) -> None:
-    for calls in run_ranks(3, _absent, backend=backend, timeout=20)[:2]:
+    for calls in run_ranks(_absent, 3, backend=backend, timeout=20)[:2]:
         assert "(now in barrier #" in calls or "(now outside any collective" in calls
 
 
@@ -118,7 +118,7 @@ def _timeout(group: Group) -> CollectiveTimeout | None:
 
 @BACKENDS
 def test_a_timeout_says_where_every_rank_is(backend: str) -> None:
-    error = run_ranks(2, _timeout, backend=backend, timeout=20)[0]
+    error = run_ranks(_timeout, 2, backend=backend, timeout=20)[0]
     assert error is not None
     assert (error.limit, error.missing, error.operation, error.sequence) == (0.3, (1,), "reduce", 1)
     assert re.match(r"in reduce #1 for \d", error.states[0])
@@ -149,7 +149,7 @@ def _receive_from_a_stopped_rank(group: Group) -> dict[int, str]:
 
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_before_its_message_came_is_in_no_deadlock() -> None:
-    states = run_ranks(2, _receive_from_a_stopped_rank, backend="shm", timeout=20)[0]
+    states = run_ranks(_receive_from_a_stopped_rank, 2, backend="shm", timeout=20)[0]
     assert states[1].startswith("in recv from rank 0")
 
 
@@ -210,13 +210,13 @@ def _lost(group: Group) -> None:
 
 def test_a_lost_rank_is_named_in_full() -> None:
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(3, _lost, backend="shm", timeout=20)
+        run_ranks(_lost, 3, backend="shm", timeout=20)
     assert "AssertionError" not in str(caught.value)
 
 
 @BACKENDS
 def test_compound_calls_of_several_threads(backend: str) -> None:
-    run_ranks(2, _compound, backend=backend, timeout=60)
+    run_ranks(_compound, 2, backend=backend, timeout=60)
 
 
 def _compound(group: Group) -> None:
@@ -273,4 +273,4 @@ def _interrupted(group: Group) -> None:
 @pytest.mark.slow
 def test_an_interrupted_operation_fails_the_group_on_every_rank() -> None:
     pytest.importorskip("torch")
-    run_ranks(3, _interrupted, backend="gloo", timeout=90)
+    run_ranks(_interrupted, 3, backend="gloo", timeout=90)

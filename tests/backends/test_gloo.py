@@ -61,7 +61,7 @@ def test_operation(n: int, level: str, operation: str) -> None:
 
 @pytest.mark.parametrize("name", list(SCENARIOS) if FULL else SOME_SCENARIOS)
 def test_scenario(name: str) -> None:
-    run_ranks(4 if FULL else 3, SCENARIOS[name], backend="gloo")
+    run_ranks(SCENARIOS[name], 4 if FULL else 3, backend="gloo")
 
 
 def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> None:
@@ -94,7 +94,7 @@ def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> N
         group.barrier()
         part.close()
 
-    run_ranks(3, body, backend="gloo")
+    run_ranks(body, 3, backend="gloo")
 
 
 def test_pairs_that_gloo_lacks_are_reduced_in_the_order_of_the_ranks() -> None:
@@ -110,7 +110,7 @@ def test_pairs_that_gloo_lacks_are_reduced_in_the_order_of_the_ranks() -> None:
         wide = sum(row.astype(np.float16).astype(np.float32) for row in everybody)
         assert narrow.tobytes() == wide.astype(np.float16).tobytes()
 
-    run_ranks(3, body, backend="gloo")
+    run_ranks(body, 3, backend="gloo")
 
 
 def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> None:
@@ -136,7 +136,7 @@ def test_mismatches_raise_on_every_rank_and_leave_the_outputs_unchanged() -> Non
                 part.close()
         return found
 
-    found = run_ranks(2, body, backend="gloo")
+    found = run_ranks(body, 2, backend="gloo")
     assert found[0] == found[1]
     assert all(calls[0].startswith("all_reduce(count=") and calls[1] for calls in found[0])
 
@@ -149,7 +149,7 @@ def test_all_to_all_of_different_lengths_does_not_reach_gloo() -> None:
             part.all_to_all(np.arange(5 if part.rank == 0 else 7))
         return str(caught.value)
 
-    errors = run_ranks(2, body, backend="gloo")
+    errors = run_ranks(body, 2, backend="gloo")
     assert errors[0] == errors[1]
     assert "send_counts=[3, 2], recv_counts=[3, 3]" in errors[0]
     assert "send_counts=[4, 3], recv_counts=[3, 3]" in errors[0]
@@ -183,7 +183,7 @@ def test_many_ranks_exchange_data_in_few_steps() -> None:
         part.close()
         return str(caught.value)
 
-    told = run_ranks(9, body, backend="gloo", timeout=110)
+    told = run_ranks(body, 9, backend="gloo", timeout=110)
     assert told == [told[0]] * 9
     assert "rank 6: all_reduce(count=30000, dtype=float32, op=max)" in told[0]
 
@@ -206,7 +206,7 @@ def test_a_message_of_another_size(sent: int) -> None:
             assert not odd.any()
             part.close()
 
-    run_ranks(2, body, backend="gloo")
+    run_ranks(body, 2, backend="gloo")
 
 
 def test_a_rank_that_does_not_join() -> None:
@@ -225,7 +225,7 @@ def test_a_rank_that_does_not_join() -> None:
             assert caught.value.states[1] == "in no call of this group"
             return caught.value.missing
 
-    assert run_ranks(2, body, backend="gloo") == [(1,), (1,)]
+    assert run_ranks(body, 2, backend="gloo") == [(1,), (1,)]
 
 
 def test_a_receive_may_be_waited_for_a_while() -> None:
@@ -241,7 +241,7 @@ def test_a_receive_may_be_waited_for_a_while() -> None:
         group.send(np.ones(1), 1, 1)
         assert work.wait().tolist() == [7.0, 7.0]
 
-    run_ranks(2, body, backend="gloo")
+    run_ranks(body, 2, backend="gloo")
 
 
 def test_every_tag_of_the_array_level() -> None:
@@ -250,7 +250,7 @@ def test_every_tag_of_the_array_level() -> None:
         assert group.recv((2,), 1 - group.rank, 2**31 - 1, dtype=int).tolist() == [1 - group.rank] * 2
         sending.wait()
 
-    run_ranks(2, body, backend="gloo")
+    run_ranks(body, 2, backend="gloo")
 
 
 def test_messages_from_any_rank_with_any_tag() -> None:
@@ -277,7 +277,7 @@ def test_messages_from_any_rank_with_any_tag() -> None:
             work.wait()
         group.barrier()
 
-    run_ranks(3, body, backend="gloo")
+    run_ranks(body, 3, backend="gloo")
 
 
 def test_a_message_wakes_who_waits_for_one() -> None:
@@ -288,7 +288,7 @@ def test_a_message_wakes_who_waits_for_one() -> None:
             group.send(np.ones(1), group.rank)
             waiting.join(0.01)
 
-    run_ranks(1, body, backend="gloo", timeout=100)
+    run_ranks(body, 1, backend="gloo", timeout=100)
 
 
 def test_receives_from_any_rank_match_messages_in_order() -> None:
@@ -302,7 +302,7 @@ def test_receives_from_any_rank_match_messages_in_order() -> None:
             for number in range(4):
                 group.send(np.full(1, float(number)), 0, 7)
 
-    run_ranks(2, body, backend="gloo")
+    run_ranks(body, 2, backend="gloo")
 
 
 def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
@@ -329,7 +329,7 @@ def test_a_rank_that_leaves_does_not_end_receives_from_any_rank() -> None:
             group.barrier()
         return ""
 
-    assert run_ranks(3, body, backend="gloo")[0] == "left the group"
+    assert run_ranks(body, 3, backend="gloo")[0] == "left the group"
 
 
 def own_threads() -> set[threading.Thread]:
@@ -359,7 +359,7 @@ def test_no_thread_outlives_its_communicator(size: int, end: str) -> None:
             time.sleep(0.01)
         return sorted(thread.name for thread in working), [thread.name for thread in own_threads() - before]
 
-    for working, left in run_ranks(2, body, backend="gloo"):
+    for working, left in run_ranks(body, 2, backend="gloo"):
         assert working  # for sends, messages, what is started; one of them may be idle and have ended
         assert left == []
 
@@ -476,4 +476,4 @@ def test_errors_reach_other_ranks_in_full() -> None:
                 return f"{type(error).__name__} {error} {vars(error)}"
             return ""
 
-    assert len(set(run_ranks(2, body, backend="gloo"))) == 1
+    assert len(set(run_ranks(body, 2, backend="gloo"))) == 1

@@ -84,7 +84,7 @@ def latencies(n: int, operation: str, algorithm: str, size: int = 8, root: int =
         calls[operation]()
         return int(transport.latencies)
 
-    return max(run_ranks(n, body, backend=opener(checks=not algorithm)))
+    return max(run_ranks(body, n, backend=opener(checks=not algorithm)))
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 23])
@@ -131,7 +131,7 @@ def latency_of_an_unknown_array(n: int, size: int) -> int:
         comm: Any = group.comm
         return int(comm._transport.latencies)
 
-    return max(run_ranks(n, body, backend=opener()))
+    return max(run_ranks(body, n, backend=opener()))
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -143,7 +143,7 @@ def test_scatters_of_an_unknown_array(n: int, checks: bool) -> None:
         group.comm.force({"scatter": "direct"})  # type: ignore[attr-defined]
         check_one(group, "scatter", 2 * n, np.int64)
 
-    run_ranks(n, body, backend=opener(checks=checks))
+    run_ranks(body, n, backend=opener(checks=checks))
 
 
 @pytest.mark.parametrize("root", [0, 3])
@@ -157,7 +157,7 @@ def test_uneven_blocks_cost_a_rank_one_message(root: int) -> None:
         comm.scatter_v(whole.ctypes.data, mine.ctypes.data, counts, DType.F64, root)
         return gathering, transport.sent - gathering
 
-    sent = run_ranks(5, body, backend=opener(checks=False))
+    sent = run_ranks(body, 5, backend=opener(checks=False))
     # Rank 0 has nothing to send or receive.
     assert [gathering for gathering, _ in sent] == [0 if rank in (0, root) else 1 for rank in range(5)]
     assert [scattering for _, scattering in sent] == [
@@ -178,6 +178,6 @@ def test_a_mismatch_reaches_every_rank(n: int, odd: int) -> None:
         assert (x == group.rank).all()
         return len(caught.value.calls), str(caught.value)
 
-    told = run_ranks(n, body, backend=opener())
+    told = run_ranks(body, n, backend=opener())
     assert told == [(n, told[0][1])] * n
     assert f"rank {odd}: all_reduce(count=19999" in told[0][1]

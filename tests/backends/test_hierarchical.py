@@ -50,7 +50,7 @@ def test_operation(level: str, name: str) -> None:
 @pytest.mark.parametrize("placement", ["one has one"])
 def test_scenario(placement: str, name: str) -> None:
     hosts = PLACEMENTS[placement]
-    run_ranks(len(hosts), SCENARIOS[name], backend=opener(hosts))
+    run_ranks(SCENARIOS[name], len(hosts), backend=opener(hosts))
 
 
 def test_groups_within_a_host_use_shared_memory() -> None:
@@ -63,7 +63,7 @@ def test_groups_within_a_host_use_shared_memory() -> None:
         assert not isinstance(one_of_each.comm, HierarchicalCommunicator)
         assert same_host.all_reduce(1) == one_of_each.all_reduce(1) == 2
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))
 
 
 # ---- receives from any rank ----
@@ -102,7 +102,7 @@ def test_messages_from_any_rank_of_any_host(size: int) -> None:
         else:
             body(group)
 
-    run_ranks(4, with_own, backend=opener(PLACEMENTS["2x2 round-robin"]), timeout=60)
+    run_ranks(with_own, 4, backend=opener(PLACEMENTS["2x2 round-robin"]), timeout=60)
 
 
 def test_a_probe_describes_the_message_of_the_next_receive() -> None:
@@ -121,7 +121,7 @@ def test_a_probe_describes_the_message_of_the_next_receive() -> None:
             group.barrier()
             group.send(np.full(group.rank, float(group.rank)), 0, group.rank)
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))
 
 
 def test_a_receive_from_any_rank_ends_with_the_group() -> None:
@@ -140,7 +140,7 @@ def test_a_receive_from_any_rank_ends_with_the_group() -> None:
                 receiving.wait()
         part.close()
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60)
     assert "rankwise receives" not in own_threads()
 
 
@@ -156,7 +156,7 @@ def test_a_blocking_receive_within_a_host_that_fails_takes_no_later_message() ->
             assert (group.recv((3,), 0) == 7).all()
             assert caught.value.limit == 0.05  # and its traceback has kept the failed call's frames until here
 
-    run_ranks(4, body, backend=opener([0, 0, 1, 1]))
+    run_ranks(body, 4, backend=opener([0, 0, 1, 1]))
 
 
 def test_a_failed_message_names_the_rank_of_the_group() -> None:
@@ -171,7 +171,7 @@ def test_a_failed_message_names_the_rank_of_the_group() -> None:
             group.recv((1,), 3)
         return caught.value.rank, str(caught.value)
 
-    rank, text = run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)[2]
+    rank, text = run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60)[2]
     assert rank == 3
     assert re.fullmatch(r"rank 3 \(pid \d+ on .*\) was lost in recv: aborted the group: had enough", text)
 
@@ -267,7 +267,7 @@ def test_no_byte_crosses_between_hosts_twice(name: str, placement: str) -> None:
     def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Counting(flat, sent, hosts, tuple(range(N)))  # type: ignore[return-value]
 
-    run_ranks(N, body, backend=opener(hosts, wrap))
+    run_ranks(body, N, backend=opener(hosts, wrap))
     small = 4 * 4096  # the envelopes of a call, its headers and the barrier before it, 4 KiB each
     assert least <= sum(sent.values()) <= least + small, dict(sent)
     if name == "all_reduce":
@@ -315,7 +315,7 @@ def test_a_call_is_compared_in_one_round_trip_between_hosts(name: str, size: int
     def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Recording(flat, calls[flat.rank])  # type: ignore[return-value]
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"], wrap))
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"], wrap))
     for rank, made in enumerate(calls):
         compared = ["all_gather_v"] if rank in (0, 2) else []  # the first rank of each host
         if size == 1 or name == "barrier":
@@ -351,7 +351,7 @@ def test_small_data_uses_the_engines_reductions(name: str, hosts: int, size: int
     def wrap(flat: OpenCommunicator) -> OpenCommunicator:
         return Recording(flat, calls[flat.rank])  # type: ignore[return-value]
 
-    run_ranks(len(placement), body, backend=opener(placement, wrap))
+    run_ranks(body, len(placement), backend=opener(placement, wrap))
     assert calls[0] == ["all_gather_v", *between]
 
 
@@ -385,7 +385,7 @@ def test_a_mismatch_reaches_every_rank(
             group.barrier()
         return caught.value.calls
 
-    for calls in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=20):
+    for calls in run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=20):
         assert {2, 3} & calls.keys(), calls
 
 
@@ -402,7 +402,7 @@ def test_a_rank_that_aborts_fails_the_others_at_once() -> None:
         with pytest.raises(RankwiseError):
             group.barrier()
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60)
 
 
 def test_a_missing_rank_is_named() -> None:
@@ -424,7 +424,7 @@ def test_a_missing_rank_is_named() -> None:
             over.set()
 
     finished: list[int] = []
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60)
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60)
 
 
 def test_all_ranks_name_the_rank_that_aborts_and_its_reason() -> None:
@@ -440,7 +440,7 @@ def test_all_ranks_name_the_rank_that_aborts_and_its_reason() -> None:
         assert caught.value.__cause__ is None, "what is passed on is data, and not for a traceback"
         return caught.value.rank, str(caught.value)
 
-    for rank, text in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60):
+    for rank, text in run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60):
         assert rank == 3
         assert re.fullmatch(r"rank 3 (was lost in all_reduce #\d: )?aborted the group: it is not a num.*", text), text
 
@@ -451,7 +451,7 @@ def test_a_mismatch_shows_what_differs() -> None:
             group.all_reduce(np.ones(4 if group.rank < 3 else 5))
         return str(caught.value).splitlines()[-1], caught.value.different
 
-    for text, different in run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]), timeout=60):
+    for text, different in run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60):
         assert text == "  rank 3: all_reduce(count=5, dtype=float64, op=sum)   <-- other count"
         assert different == (3,)
 
@@ -511,4 +511,4 @@ def test_operations_started_keep_their_order_with_direct_ones() -> None:
         assert (x == 4.0**11).all()
         assert all(work.done() for work in works)
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))

@@ -72,7 +72,7 @@ def test_latencies_between_8_hosts(operation: str, count: int, most: int) -> Non
         latencies: int = comm._lane._transport.latencies
         return latencies
 
-    assert 0 < max(run_ranks(16, body, backend=opener(EIGHT_BY_TWO))) <= most
+    assert 0 < max(run_ranks(body, 16, backend=opener(EIGHT_BY_TWO))) <= most
 
 
 def test_a_mismatch_reaches_every_rank() -> None:
@@ -81,6 +81,6 @@ def test_a_mismatch_reaches_every_rank() -> None:
             group.all_reduce(np.ones(5_000), "max" if group.rank == 9 else "sum")
         return str(caught.value)
 
-    told = run_ranks(12, body, backend=opener(NINE_UNEVEN))
+    told = run_ranks(body, 12, backend=opener(NINE_UNEVEN))
     assert told == [told[0]] * 12
     assert "rank 9: all_reduce(count=5000, dtype=float64, op=max)" in told[0]

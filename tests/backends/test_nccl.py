@@ -70,7 +70,7 @@ def test_operation(name: str, everywhere: bool) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str) -> None:
-    run_ranks(2, SCENARIOS[name], backend=doubled(2, everywhere=False))
+    run_ranks(SCENARIOS[name], 2, backend=doubled(2, everywhere=False))
 
 
 def one(calls: list[Any], **options: Any) -> NcclCommunicator:
@@ -196,7 +196,7 @@ def test_a_failing_rank_ends_the_others() -> None:
         with pytest.raises(RankwiseError):
             comm.sync()
 
-    run_ranks(2, body, backend=doubled(2, everywhere=False, made=made), timeout=30)
+    run_ranks(body, 2, backend=doubled(2, everywhere=False, made=made), timeout=30)
 
 
 def test_a_measurement_counts_each_operation_once_and_waiting_for_the_device_as_sync() -> None:
@@ -206,7 +206,7 @@ def test_a_measurement_counts_each_operation_once_and_waiting_for_the_device_as_
         group.barrier()
 
     with rw.trace.measure() as m:
-        run_ranks(2, body, backend=doubled(2, everywhere=False), timeout=30)
+        run_ranks(body, 2, backend=doubled(2, everywhere=False), timeout=30)
     found = m.by_operation
     assert (found["all_reduce"].count, found["all_reduce"].bytes) == (2, 16000)
     assert (found["reduce_scatter"].count, found["reduce_scatter"].bytes) == (2, 80)
@@ -231,7 +231,7 @@ def test_the_survivors_shrink() -> None:
             alone = smaller.shrink(exclude=[1])  # which lives, and does not come
             assert (alone.ranks, alone.all_reduce(1)) == ((0,), 1)
 
-    run_ranks(3, body, backend=doubled(3, everywhere=False), timeout=30)
+    run_ranks(body, 3, backend=doubled(3, everywhere=False), timeout=30)
 
 
 # ---- the real nccl4py ----

@@ -90,6 +90,6 @@ def test_every_rank_has_the_same_bits_in_few_latencies(n: int, dtype: DType) -> 
         all_reduce(peers, x.ctypes.data, count, Partial(dtype, ReduceOp.SUM, n))  # type: ignore[arg-type]
         return x.tobytes(), peers.transport.latencies
 
-    results = run_ranks(n, body, backend="threads")
+    results = run_ranks(body, n, backend="threads")
     assert {found for found, _ in results} == {want.tobytes()}
     assert max(latencies for _, latencies in results) <= floor(log2(n)) + (0 if n & (n - 1) == 0 else 2)

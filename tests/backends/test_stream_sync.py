@@ -64,7 +64,7 @@ def test_event_lifecycle(backend: str, n: int) -> None:
             assert reducing.done()
             assert seen == [n * (n + 1) / 2]
 
-    run_ranks(n, rank, backend=backend)
+    run_ranks(rank, n, backend=backend)
 
 
 def test_each_wait_is_needed_and_effective() -> None:
@@ -93,7 +93,7 @@ def test_each_wait_is_needed_and_effective() -> None:
             step.wait(SOON)
             assert [word for word in order if word != "free"] == ["gradient", "step"]
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 def test_a_blocking_operation_runs_after_queued_ones() -> None:
@@ -112,7 +112,7 @@ def test_a_blocking_operation_runs_after_queued_ones() -> None:
             assert all(work.done() for work in works)
             assert x.tolist() == [8, 8]
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 def test_sync_comm_stream_waits_for_started_operations() -> None:
@@ -124,7 +124,7 @@ def test_sync_comm_stream_waits_for_started_operations() -> None:
         assert work.done()
         assert x[0] == 2
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_wait_longer_than_the_timeout_fails_the_group() -> None:
             gate.set()
             part.close()
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
@@ -293,7 +293,7 @@ def test_an_event_of_a_closed_stream_fails_its_waiters() -> None:
         waiting.close()
         part.close()
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 def test_work_behind_a_failed_group_is_cancelled() -> None:
@@ -316,7 +316,7 @@ def test_work_behind_a_failed_group_is_cancelled() -> None:
             assert x[0] == 1
         part.close()
 
-    run_ranks(2, rank)
+    run_ranks(rank, 2)
 
 
 def test_waiting_uses_no_cpu_time(alone: Communicator) -> None:

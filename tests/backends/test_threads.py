@@ -79,7 +79,7 @@ def test_two_threads_scatter(backend: str | Opener, ways: tuple[str, str]) -> No
         at_once(*(partial(scatters, group, how) for how in ways))
         assert group.all_reduce(1) == group.world_size
 
-    run_ranks(3, body, backend=backend, timeout=SOON)
+    run_ranks(body, 3, backend=backend, timeout=SOON)
 
 
 def until_inside(comm: Any) -> None:
@@ -103,7 +103,7 @@ def test_starting_an_operation_does_not_wait_for_those_started_before(backend: s
                 group.send(np.full(1, 7.0), rank)
         assert all((work.wait(SOON) == group.world_size).all() for work in works)
 
-    run_ranks(3, body, backend=backend, timeout=SOON)
+    run_ranks(body, 3, backend=backend, timeout=SOON)
 
 
 def test_a_call_of_several_may_be_nested(backend: str | Opener) -> None:
@@ -116,4 +116,4 @@ def test_a_call_of_several_may_be_nested(backend: str | Opener) -> None:
             assert group.comm.call(lambda: group.comm.call(inner) + inner()) == 2 * group.world_size
             waiting.wait(SOON)
 
-    run_ranks(3, body, backend=backend, timeout=SOON)
+    run_ranks(body, 3, backend=backend, timeout=SOON)

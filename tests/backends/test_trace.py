@@ -62,7 +62,7 @@ def test_operations_of_every_rank() -> None:
                 assert op.end is None or op.begin <= op.end <= time.time_ns() + 1_000_000
         group.barrier()
 
-    run_ranks(2, body, backend="shm", timeout=20)
+    run_ranks(body, 2, backend="shm", timeout=20)
 
 
 def test_a_waiting_rank_is_visible_from_outside() -> None:
@@ -88,7 +88,7 @@ def test_a_waiting_rank_is_visible_from_outside() -> None:
         group.all_reduce(np.ones(100))
         assert view.state(1).description.endswith(f", last was all_reduce #{state.operation.sequence}")
 
-    run_ranks(2, body, backend="shm", timeout=20)
+    run_ranks(body, 2, backend="shm", timeout=20)
 
 
 def test_failed_operations_are_marked() -> None:

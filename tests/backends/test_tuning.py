@@ -77,7 +77,7 @@ def test_unknown_names(backend: str, wanted: dict[str, str], words: str) -> None
 @pytest.mark.slow  # tests/backends/composed runs these algorithms too, without their sockets
 @pytest.mark.timeout(300)
 def test_every_algorithm_of_gloo() -> None:
-    for ran in run_ranks(3, check_all, backend="gloo", timeout=240):
+    for ran in run_ranks(check_all, 3, backend="gloo", timeout=240):
         assert ran.keys() == expected("gloo")
 
 
@@ -85,7 +85,7 @@ def test_every_algorithm_of_gloo() -> None:
 @pytest.mark.parametrize("placement", ["2x2", "one has one"])
 def test_every_algorithm_of_hierarchical(placement: str) -> None:
     hosts = PLACEMENTS[placement]
-    for ran in run_ranks(len(hosts), check_all, backend=opener(hosts), timeout=100):
+    for ran in run_ranks(check_all, len(hosts), backend=opener(hosts), timeout=100):
         assert ran.keys() == expected("hierarchical")
 
 
@@ -107,7 +107,7 @@ def test_a_forced_algorithm_that_cannot_run_names_its_needs() -> None:
         "RANKWISE_ALGORITHM=all_reduce=inline is not supported by the gloo backend: it takes at most 1048576 bytes, "
         "and this call has 1600000",
     ]
-    assert run_ranks(2, body, backend="gloo") == [words, words]
+    assert run_ranks(body, 2, backend="gloo") == [words, words]
 
 
 def test_an_all_to_all_in_one_lane_needs_even_hosts() -> None:
@@ -120,7 +120,7 @@ def test_an_all_to_all_in_one_lane_needs_even_hosts() -> None:
 
     why = "it needs equally many ranks on every host"
     text = f"RANKWISE_ALGORITHM=all_to_all=one_lane is not supported by the hierarchical backend: {why}"
-    assert run_ranks(3, body, backend=opener(PLACEMENTS["one has one"])) == [text] * 3
+    assert run_ranks(body, 3, backend=opener(PLACEMENTS["one has one"])) == [text] * 3
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hierarchical"])
@@ -134,7 +134,7 @@ def test_ranks_that_force_different_algorithms_do_not_begin(backend: str) -> Non
     hosts = PLACEMENTS["one has one"]
     plain = "all_reduce(count=3, dtype=float32, op=sum)"
     forced = "all_reduce(count=3, dtype=float32, op=sum, algorithm=inline)   <-- other algorithm"
-    for text in run_ranks(3, body, backend=backend if backend == "gloo" else opener(hosts)):
+    for text in run_ranks(body, 3, backend=backend if backend == "gloo" else opener(hosts)):
         assert text.splitlines()[1:] == [f"  rank 0: {plain}", f"  rank 1: {forced}", f"  rank 2: {plain}"]
 
 
@@ -145,7 +145,7 @@ def test_a_group_of_one_rank_forces_nothing() -> None:
         with pytest.raises(ValueError, match="'tree' given for all_reduce of gloo"):
             group.comm.force({"all_reduce": "tree"})  # type: ignore[attr-defined]
 
-    run_ranks(1, body, backend="gloo")
+    run_ranks(body, 1, backend="gloo")
 
 
 def test_groups_made_of_one_force_the_same_algorithms() -> None:
@@ -157,7 +157,7 @@ def test_groups_made_of_one_force_the_same_algorithms() -> None:
             smaller = part.shrink(exclude=[3])
             assert smaller.comm._forced == {"all_reduce": "one_lane"}  # type: ignore[attr-defined]
 
-    run_ranks(4, body, backend=opener(PLACEMENTS["2x2"]))
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))
 
 
 @pytest.mark.parametrize(

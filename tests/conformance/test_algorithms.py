@@ -34,7 +34,7 @@ def oversubscribed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def on_ranks(n: int, body: Callable[[Group], T], backend: str) -> list[T]:
     """`body` on n ranks whose group has read the variables of this process; rank processes are kept for other tests."""
     if backend == "threads":
-        return run_ranks(n, body)
+        return run_ranks(body, n)
     variables = {name: value for name, value in os.environ.items() if name.startswith("RANKWISE_")}
 
     def anew(group: Group) -> T:
@@ -45,7 +45,7 @@ def on_ranks(n: int, body: Callable[[Group], T], backend: str) -> list[T]:
             with Group(shm.open(job, 30.0), backend="shm") as own:
                 return body(own)
 
-    return run_ranks(n, anew, backend="shm")
+    return run_ranks(anew, n, backend="shm")
 
 
 # native/tests/algorithms_test.cpp, in `make test`, forces each algorithm on oversubscribed ranks too.
@@ -158,7 +158,7 @@ def test_either_side_of_each_threshold(operation: str, direct: bool, monkeypatch
         with group.comm.allocating():
             return [*results, *run_cases(group, "pointer", cases)]
 
-    results = run_ranks(n, body, backend="threads")
+    results = run_ranks(body, n, backend="threads")
     assert not wrong(merged(results))
     assert all(r.status is Status.PASS for r in results[0])
 
@@ -201,5 +201,5 @@ def test_a_forced_algorithm_that_cannot_run_names_its_needs(backend: str, monkey
 def test_unknown_names(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_ALGORITHM", text)
     with pytest.raises((RanksFailed, ValueError)) as caught:
-        run_ranks(2, lambda group: group.rank, timeout=10)
+        run_ranks(lambda group: group.rank, 2, timeout=10)
     assert words in str(caught.value)

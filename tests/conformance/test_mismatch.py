@@ -97,7 +97,7 @@ def test_every_rank_raises(backend: str, n: int, size: int, name: str) -> None:
             return error.calls
         raise AssertionError("it was told nothing")
 
-    for calls in run_ranks(n, body, backend=backend, timeout=20):
+    for calls in run_ranks(body, n, backend=backend, timeout=20):
         different = calls.pop(n - 1)
         assert any(words[0] in call for call in calls.values()), calls
         assert words[1] in different
@@ -120,7 +120,7 @@ def test_a_difference_in_the_last_call_is_logged_when_the_group_is_closed(
         group.barrier()  # both have called it
         part.close()
 
-    run_ranks(2, body, backend="threads", timeout=20)
+    run_ranks(body, 2, backend="threads", timeout=20)
     texts = [record.getMessage() for record in caplog.records if record.name == "rankwise"]
     assert len(texts) == 2, texts
     for rank, text in enumerate(sorted(texts)):
@@ -136,7 +136,7 @@ def test_equal_last_calls_log_nothing_at_close(caplog: pytest.LogCaptureFixture)
                 part.barrier()
                 last(part)
 
-    run_ranks(3, body, backend="threads", timeout=20)
+    run_ranks(body, 3, backend="threads", timeout=20)
     assert not [record for record in caplog.records if record.name == "rankwise"]
 
 
@@ -152,7 +152,7 @@ def test_a_shape_belongs_to_one_call() -> None:
         group.comm.all_reduce(x.ctypes.data, x.size, DType.F64, ReduceOp.SUM)
         assert (x == 2).all()
 
-    run_ranks(2, body, backend="threads", timeout=20)
+    run_ranks(body, 2, backend="threads", timeout=20)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -167,7 +167,7 @@ def test_another_order_of_calls(backend: str) -> None:
             return error.calls
         return {}
 
-    for calls in run_ranks(3, body, backend=backend, timeout=20):
+    for calls in run_ranks(body, 3, backend=backend, timeout=20):
         assert {call.partition("(")[0] for call in calls.values()} >= {"all_reduce", "all_gather"}, calls
 
 
@@ -182,7 +182,7 @@ def test_a_message_of_another_size_or_type(backend: str) -> None:
             assert (odd == 0).all(), "its array was changed by a refused message"
 
     for odd in (np.zeros(4), np.zeros(6), np.zeros(5, int)):
-        run_ranks(2, partial(body, odd=odd), backend=backend, timeout=20)
+        run_ranks(partial(body, odd=odd), 2, backend=backend, timeout=20)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -196,5 +196,5 @@ def test_a_group_that_failed_stays_failed(backend: str) -> None:
                 told.append(str(error))
         return told
 
-    for told in run_ranks(2, body, backend=backend, timeout=20):
+    for told in run_ranks(body, 2, backend=backend, timeout=20):
         assert len(told) == 3

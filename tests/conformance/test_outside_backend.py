@@ -276,5 +276,5 @@ def test_writing_too_far_fails_the_suite() -> None:
 
 
 def test_the_array_level_runs_on_it() -> None:
-    parts = run_ranks(3, lambda group: group.scatter(np.arange(7) if group.rank == 0 else None), backend=open_table)
+    parts = run_ranks(lambda group: group.scatter(np.arange(7) if group.rank == 0 else None), 3, backend=open_table)
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4], [5, 6]]

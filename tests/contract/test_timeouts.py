@@ -38,7 +38,7 @@ def test_a_wait_refuses_what_is_no_number_of_seconds(name: str) -> None:
                 WAITS[name](group, bad)
         assert group.probe() is None
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_lock_refuses_it_too() -> None:
@@ -50,7 +50,7 @@ def test_a_lock_refuses_it_too() -> None:
         with lock:
             pass
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_the_future_of_a_task_refuses_nan() -> None:
@@ -75,13 +75,13 @@ def test_a_close_refuses_what_is_no_number_of_seconds_and_closes_nothing(bad: An
             assert part.all_reduce(1) == 1
             assert stream.submit(int).wait() == 0
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 @pytest.mark.parametrize(
     "start",
     [
-        lambda timeout: run_ranks(1, int, timeout=timeout),
+        lambda timeout: run_ranks(int, 1, timeout=timeout),
         lambda timeout: rw.spawn(int, 1, timeout=timeout),
         lambda timeout: rw.init(timeout=timeout),
     ],
@@ -108,4 +108,4 @@ def test_probe_waits_for_the_groups_timeout() -> None:
         with group.timeout_of(0.05):
             assert group.probe(timeout=None) is None
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)

@@ -305,7 +305,7 @@ def test_a_function_that_fails_every_time_is_not_called_for_ever() -> None:
             work()
         return calls, state.step
 
-    assert run_ranks(2, body, backend="threads") == [(14, 1)] * 2
+    assert run_ranks(body, 2, backend="threads") == [(14, 1)] * 2
 
 
 @pytest.mark.slow  # a minute
@@ -342,7 +342,7 @@ def test_the_record_names_a_rank_that_was_left_out_behind_a_pending_operation() 
             pass
         return [list(one.lost) for one in state.resumptions]
 
-    first, _, last = run_ranks(3, body, backend="threads")
+    first, _, last = run_ranks(body, 3, backend="threads")
     assert first == last == [[1]]
 
 
@@ -356,7 +356,7 @@ def test_no_common_step_is_an_error_of_all() -> None:
         return str(error.value)
 
     said = "there is no step that all ranks have committed: rank 0: 1 and 0; rank 1: 4 and 3"
-    assert run_ranks(2, body, backend="threads") == [said, said]
+    assert run_ranks(body, 2, backend="threads") == [said, said]
 
 
 def test_the_newest_common_step_is_taken_up() -> None:
@@ -368,4 +368,4 @@ def test_the_newest_common_step_is_taken_up() -> None:
             state.save(number)
         return rw.elastic.run(state, group=group)(lambda group, state: [x[0], state.step, *state.commits])()
 
-    assert run_ranks(2, body, backend="threads") == [[3, 3, 3, 2], [3, 3, 3]]
+    assert run_ranks(body, 2, backend="threads") == [[3, 3, 3, 2], [3, 3, 3]]

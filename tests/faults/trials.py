@@ -71,9 +71,9 @@ class Trial:
     def run(self, n: int, body: Callable[[Group], T], *, backend: str = "threads", timeout: float = 20.0) -> list[T]:
         """`run_ranks`, where processes are shared with other trials as long as they work, and so are not left over."""
         if backend == "shm":
-            run_ranks(n, _nothing, backend=backend)
+            run_ranks(_nothing, n, backend=backend)
             self.before = Holdings(self)
-        return run_ranks(n, body, backend=backend, timeout=timeout)
+        return run_ranks(body, n, backend=backend, timeout=timeout)
 
     def moment(self, longest: float) -> None:
         """Let a random time pass: the moment of a fault is none that the program chose."""

@@ -78,7 +78,7 @@ def test_every_operation_gives_the_result_of_the_blocking_one(backend: str) -> N
             assert work.done()
             same(work.result(), work.wait())
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_all_operations_in_progress_at_once() -> None:
@@ -92,7 +92,7 @@ def test_all_operations_in_progress_at_once() -> None:
         same(rw.wait_all(works), wants)
         assert not group.pending.works
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_results_are_complete_once_done_is_true() -> None:
@@ -103,7 +103,7 @@ def test_results_are_complete_once_done_is_true() -> None:
             pass
         assert base.tolist() == [[1, 2, 1, 1]] * 4
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_dropped_works_still_complete() -> None:
@@ -115,7 +115,7 @@ def test_dropped_works_still_complete() -> None:
         group.barrier()
         assert not group.pending.works
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_bad_arguments_raise_at_once_and_do_not_fail_the_group() -> None:
@@ -131,7 +131,7 @@ def test_bad_arguments_raise_at_once_and_do_not_fail_the_group() -> None:
                 call()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_errors_come_at_wait() -> None:
@@ -151,7 +151,7 @@ def test_errors_come_at_wait() -> None:
             part.all_reduce(np.ones(2), async_op=True)
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_late_out_is_refused_at_wait() -> None:
@@ -161,7 +161,7 @@ def test_a_late_out_is_refused_at_wait() -> None:
             work.wait()
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_waits_with_a_timeout() -> None:
@@ -186,7 +186,7 @@ def test_waits_with_a_timeout() -> None:
         with pytest.raises(ValueError, match=r"^works: expected at least one Work"):
             rw.wait_any([])
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_wait_any_returns_the_complete_work() -> None:
@@ -208,7 +208,7 @@ def test_wait_any_returns_the_complete_work() -> None:
                 tag = int(group.recv((), 0, dtype=int))
                 group.send(10 * tag, 0, tag)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_await() -> None:
@@ -246,7 +246,7 @@ def test_await() -> None:
     def ranks(group: Group) -> None:
         assert asyncio.run(job(group)) == [1 - group.rank] * 40
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_cancelled_await() -> None:
@@ -258,7 +258,7 @@ def test_a_cancelled_await() -> None:
         group.send(4, 1 - group.rank)
         assert await work == 4
 
-    run_ranks(2, lambda group: asyncio.run(job(group)))
+    run_ranks(lambda group: asyncio.run(job(group)), 2)
     for thread in threading.enumerate():
         if thread.name == "rankwise await":
             thread.join(10)
@@ -274,4 +274,4 @@ def test_a_work_keeps_its_group_open() -> None:
         gc.collect()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)

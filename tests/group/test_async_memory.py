@@ -65,7 +65,7 @@ def test_between_two_streams(operation: str, backend: str) -> None:
                 assert work.wait() is x
                 assert (x == 7).all()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_a_wait_does_not_disturb_autograd() -> None:
@@ -85,7 +85,7 @@ def test_a_wait_does_not_disturb_autograd() -> None:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 stale.backward()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_tensors_of_inference_mode() -> None:
@@ -101,7 +101,7 @@ def test_tensors_of_inference_mode() -> None:
         assert group.all_gather(made, async_op=True).wait().tolist() == [[4] * 4] * 2
         assert group.all_reduce(ordinary[::2].contiguous()).tolist() == [2] * 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -130,7 +130,7 @@ def test_every_way_to_give_an_array(backend: str) -> None:
             assert out.tolist() == [[1.0] * 4, [2.0] * 4]
             assert part.tolist() == [3.0, 3.0]
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -154,7 +154,7 @@ def test_objects_are_encoded_when_the_operation_runs(backend: str) -> None:
             elif got is not None:
                 assert got["x"].tolist() == [2, 2]
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_objects_that_cannot_be_sent_are_refused_at_the_call() -> None:
@@ -169,7 +169,7 @@ def test_objects_that_cannot_be_sent_are_refused_at_the_call() -> None:
                 call()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -186,7 +186,7 @@ def test_synchronize_and_later_operations_find_the_result(backend: str) -> None:
         group.all_reduce(x, async_op=True)
         assert group.all_gather_object({"x": x.base[:2]})[1]["x"][0] == 32
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,7 +201,7 @@ def test_close_keeps_complete_results_and_writes_nothing_later(backend: str) -> 
         assert work.wait() is x
         assert (x == 7).all()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_close_cancels_operations_that_the_peer_never_joined() -> None:
@@ -221,7 +221,7 @@ def test_close_cancels_operations_that_the_peer_never_joined() -> None:
         else:
             over.wait(SOON)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -237,4 +237,4 @@ def test_a_wait_for_work_queued_behind_it_is_refused(backend: str) -> None:
             work.wait(SOON)
         part.close(0.1)
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)

@@ -47,7 +47,7 @@ def test_a_function_is_called_in_the_order_of_the_ranks() -> None:
         assert mine.tolist() == (want(n) if me == 1 else [])
         assert group.all_reduce(x, combine, async_op=True).wait() is x
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_functions_of_other_kinds() -> None:
@@ -67,7 +67,7 @@ def test_functions_of_other_kinds() -> None:
         assert group.all_reduce(group.rank, lambda a, b: a + 2 * b) == 6
         assert group.all_reduce(np.empty((0, 2)), np.maximum).shape == (0, 2)
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_a_function_that_raises_does_not_fail_the_group() -> None:
@@ -96,7 +96,7 @@ def test_a_function_that_raises_does_not_fail_the_group() -> None:
             assert group.reduce(np.ones(2), 1, lambda a, b: "x") is None
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f2", "i8", "u2", "?", "bfloat16", "float8_e5m2"])
@@ -121,7 +121,7 @@ def test_places_of_extremes(op: str, dtype: str) -> None:
             assert got is None
             np.testing.assert_array_equal(y.astype(float), table[group.rank].astype(float))
 
-    run_ranks(n, ranks)
+    run_ranks(ranks, n)
 
 
 def test_places_of_nan_numbers_and_tensors() -> None:
@@ -149,4 +149,4 @@ def test_places_of_nan_numbers_and_tensors() -> None:
         with pytest.raises(TypeError, match=r"^op='max' on complex128: complex numbers have no order$"):
             group.all_reduce(1j, "maxloc")
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)

@@ -34,7 +34,7 @@ def test_synchronize_raises_the_groups_failure(backend: str) -> None:
                 part.stream.synchronize()
         part.close()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_synchronize_raises_the_failure_of_a_wait() -> None:
@@ -55,7 +55,7 @@ def test_synchronize_raises_the_failure_of_a_wait() -> None:
             gate.set()
         part.close()
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_synchronize_raises_other_errors_once() -> None:
@@ -73,7 +73,7 @@ def test_synchronize_raises_other_errors_once() -> None:
             work.wait()
         group.stream.synchronize()  # the caller knows
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_close_logs_a_failure_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +91,7 @@ def test_close_logs_a_failure_once(caplog: pytest.LogCaptureFixture) -> None:
             part.close()
 
     with caplog.at_level(logging.ERROR, "rankwise"):
-        run_ranks(2, ranks)
+        run_ranks(ranks, 2)
     texts = [record.message.splitlines()[0] for record in caplog.records]
     assert len(texts) == 2
     for text in texts:
@@ -130,7 +130,7 @@ def test_a_dropped_receive_keeps_its_message() -> None:
             assert (x == 3).all()
             assert (y == 4).all()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_the_memory_of_a_dropped_message_lives_until_the_engine_is_done_with_it() -> None:
@@ -153,7 +153,7 @@ def test_the_memory_of_a_dropped_message_lives_until_the_engine_is_done_with_it(
             part.close()
             assert _soon(lambda alive=alive: alive() is None)
 
-    run_ranks(1, ranks, backend="shm")  # in processes: only a main thread releases what the engine has kept
+    run_ranks(ranks, 1, backend="shm")  # in processes: only a main thread releases what the engine has kept
 
 
 def test_a_message_keeps_its_group_until_it_has_ended() -> None:
@@ -169,7 +169,7 @@ def test_a_message_keeps_its_group_until_it_has_ended() -> None:
         gc.collect()
         assert alive() is None
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_the_error_of_a_dropped_receive_is_raised_once_or_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +192,7 @@ def test_the_error_of_a_dropped_receive_is_raised_once_or_logged(caplog: pytest.
             part.close()
 
     with caplog.at_level(logging.ERROR, "rankwise"):
-        run_ranks(1, ranks)
+        run_ranks(ranks, 1)
     (record,) = caplog.records
     assert (
         "closing rank 0 of group 'part logged': an operation with async_op=True failed, and no wait" in record.message
@@ -220,7 +220,7 @@ def test_a_receive_that_close_has_ended_is_not_delivered_later() -> None:
         assert work.done()
         assert work.source is None
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,4 +239,4 @@ def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatc
         assert work.wait().tolist() == [0, 1, 2]
         assert (work.source, work.tag) == (group.rank, 5)
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)

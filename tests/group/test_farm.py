@@ -39,7 +39,7 @@ def test_results_are_in_order(backend: str, n: int) -> None:
             assert found is None or all((each == i).all() for i, each in enumerate(found))
         assert group.all_reduce(1) == n
 
-    run_ranks(n, ranks, backend=backend)
+    run_ranks(ranks, n, backend=backend)
 
 
 @both
@@ -58,7 +58,7 @@ def test_every_rank_works(backend: str) -> None:
         found = group.map(task, on(group, 0, range(12)))
         assert found is None or sorted(found[:3]) == [0, 1, 2]
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @both
@@ -91,7 +91,7 @@ def test_a_task_that_raises(backend: str) -> None:
         else:
             group.map(lambda x: object())
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @both
@@ -108,7 +108,7 @@ def test_wrong_arguments(backend: str) -> None:
                 alone.map(abs, [object()])
             assert alone.map(abs, [-1]) == [1]
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @both
@@ -123,7 +123,7 @@ def test_a_dropped_iterator(backend: str, taken: int) -> None:
         assert group.all_reduce(1) == 3
         assert begun.value < 100_000
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_a_rank_that_dies_loses_only_its_task() -> None:
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_loses_only_its_task() -> None:
         assert smaller.ranks == (0, 2)
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(4, ranks, backend="shm")
+        run_ranks(ranks, 4, backend="shm")
     assert set(caught.value.failures) == {1, 3}
 
 
@@ -161,7 +161,7 @@ def test_a_task_that_raises_an_error_of_another_group(backend: str) -> None:
             group.map(task)
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @both
@@ -178,7 +178,7 @@ def test_whatever_the_methods_of_an_error_or_a_result_raise(backend: str) -> Non
         assert list(found) == []
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -209,7 +209,7 @@ def test_a_task_that_ends_its_ranks_is_given_up(n: int) -> None:
         assert len(group.failed()) == min(2, n - 1)
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(n, ranks, backend="shm")
+        run_ranks(ranks, n, backend="shm")
     assert len(caught.value.failures) == min(2, n - 1)
     assert 0 not in caught.value.failures
 
@@ -223,5 +223,5 @@ def test_the_loss_of_dst() -> None:
         assert caught.value.rank == 0
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(3, ranks, backend="shm")
+        run_ranks(ranks, 3, backend="shm")
     assert set(caught.value.failures) == {0}

@@ -80,7 +80,7 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
         assert group.all_reduce(x) is x
         assert (x == 2).all()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_timeout_is_checked() -> None:
@@ -96,7 +96,7 @@ def test_timeout_is_checked() -> None:
         group.timeout = 12
         assert group.timeout == 12.0
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_numbers() -> None:
@@ -116,7 +116,7 @@ def test_numbers() -> None:
         assert group.recv((), 1 - group.rank, dtype=int) == 7
         work.wait()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 9])
@@ -137,7 +137,7 @@ def test_axis_0_is_split_as_numpy_does(length: int) -> None:
         assert received.shape == want.shape
         assert (received == want).all()
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_out_receives_the_result() -> None:
@@ -163,7 +163,7 @@ def test_out_receives_the_result() -> None:
             for _ in range(2):
                 assert group.gather(x, 1, out="not used here") is None
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_a_late_error_about_out_does_not_fail_the_group() -> None:
@@ -181,7 +181,7 @@ def test_a_late_error_about_out_does_not_fail_the_group() -> None:
             assert (out == 0).all()
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_scatter_in_types_of_ml_dtypes() -> None:
@@ -193,7 +193,7 @@ def test_scatter_in_types_of_ml_dtypes() -> None:
         assert part.dtype == ml_dtypes.bfloat16
         assert part.tolist() == [[0, 1], [2, 3]][group.rank]
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ranks_pass_different_lengths() -> None:
@@ -201,7 +201,7 @@ def test_ranks_pass_different_lengths() -> None:
         with pytest.raises(MismatchError):
             group.all_to_all(np.ones(4 + group.rank))
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_broadcast_reads_read_only_on_src() -> None:
@@ -212,7 +212,7 @@ def test_broadcast_reads_read_only_on_src() -> None:
         turned = np.array([[1, 2], [3, 4]]).T if group.rank == 0 else np.zeros((2, 2), int)[::-1]
         assert group.broadcast(turned).tolist() == [[1, 3], [2, 4]]
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_reduce_leaves_other_ranks_arrays_unchanged() -> None:
@@ -224,7 +224,7 @@ def test_reduce_leaves_other_ranks_arrays_unchanged() -> None:
         assert result is (x if group.rank == 1 else None)
         assert x.tolist() == [6 if group.rank == 1 else group.rank + 1] * 3
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_messages_keep_their_arrays_alive() -> None:
@@ -243,7 +243,7 @@ def test_messages_keep_their_arrays_alive() -> None:
         group.barrier()
         assert len(group.pending.works) == 0
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_receive_into_a_non_contiguous_array() -> None:
@@ -263,7 +263,7 @@ def test_receive_into_a_non_contiguous_array() -> None:
             assert base[:, 1].tolist() == [0, 1, 2, 3]
             assert (base[:, ::3] == 0).all()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_message_of_another_size() -> None:
@@ -273,7 +273,7 @@ def test_a_message_of_another_size() -> None:
         with pytest.raises(RankwiseError):
             group.recv((4,), 0) if group.rank else group.barrier()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ranks_disagree_about_a_subgroup() -> None:
@@ -285,7 +285,7 @@ def test_ranks_disagree_about_a_subgroup() -> None:
                 group.subgroup([0, 1] if group.rank == 0 else [1, 0])
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_names() -> None:
@@ -303,7 +303,7 @@ def test_names() -> None:
             part.close()
             assert "closed" in repr(part)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ranks_and_translation() -> None:
@@ -327,7 +327,7 @@ def test_ranks_and_translation() -> None:
         refused(lambda: group.translate_rank(0, solo), ValueError, "other: expected a group made from the same world")
         solo.close()
 
-    run_ranks(4, ranks)
+    run_ranks(ranks, 4)
 
 
 def test_messages_of_a_duplicate_do_not_match_the_groups() -> None:
@@ -340,7 +340,7 @@ def test_messages_of_a_duplicate_do_not_match_the_groups() -> None:
         for work in works:
             work.wait()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_group_cannot_be_pickled() -> None:
@@ -349,7 +349,7 @@ def test_a_group_cannot_be_pickled() -> None:
             lambda: pickle.dumps(group), TypeError, "group 'world' belongs to this rank and cannot be sent; every rank"
         )
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 @pytest.mark.parametrize("groups", [200, pytest.param(1000, marks=pytest.mark.slow)])
@@ -414,7 +414,7 @@ def test_overlapping_groups_on_several_threads() -> None:
             thread.join()
         assert not trouble, trouble
 
-    run_ranks(4, ranks)
+    run_ranks(ranks, 4)
 
 
 def test_after_close() -> None:
@@ -446,4 +446,4 @@ def test_after_close() -> None:
             with pytest.raises(ClosedError):
                 call()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)

@@ -58,7 +58,7 @@ def test_two_dimensions(rows: int, columns: int, make: Callable[[Any], Any], per
                     mesh.exchange_halo(x, "columns", w)
                 np.testing.assert_array_equal(np.asarray(x), want)
 
-    run_ranks(rows * columns, ranks)
+    run_ranks(ranks, rows * columns)
 
 
 def test_only_messages_are_exchanged() -> None:
@@ -70,7 +70,7 @@ def test_only_messages_are_exchanged() -> None:
                 mesh.exchange_halo(np.zeros((5, 5)), "line", async_op=True).wait()
         return {name for name, total in measured.by_operation.items() if total.count}
 
-    assert run_ranks(2, ranks)[0] <= {"send", "recv", "barrier"}
+    assert run_ranks(ranks, 2)[0] <= {"send", "recv", "barrier"}
 
 
 def test_another_shape_is_an_error_on_the_neighbour() -> None:
@@ -81,7 +81,7 @@ def test_another_shape_is_an_error_on_the_neighbour() -> None:
                 with pytest.raises(rw.MismatchError, match=rf"from rank {3 - group.rank}"):
                     mesh.exchange_halo(x, "line")
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_bad_arguments() -> None:
@@ -102,4 +102,4 @@ def test_bad_arguments() -> None:
             mesh.exchange_halo(x, "line", dimension=1)
         mesh.close()
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)

@@ -178,7 +178,7 @@ def test_an_interrupted_send_reads_no_freed_memory() -> None:
 
         interrupt_at_every_step(receiver if group.rank else sender)
 
-    run_ranks(2, rank, backend="threads")
+    run_ranks(rank, 2, backend="threads")
 
 
 STARTED: dict[str, Callable[[rw.Group, Watched], Any]] = {

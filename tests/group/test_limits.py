@@ -52,7 +52,7 @@ def test_every_rank_refuses_too_many_dimensions_before_sending(case: str) -> Non
             call(group)
         return group.all_reduce(1)
 
-    assert run_ranks(2, ranks) == [2, 2]
+    assert run_ranks(ranks, 2) == [2, 2]
 
 
 def test_functions_reduce_arrays_of_the_most_dimensions() -> None:
@@ -66,4 +66,4 @@ def test_functions_reduce_arrays_of_the_most_dimensions() -> None:
         number = group.all_reduce(np.float32(2), np.multiply)
         assert number == 8
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)

@@ -75,7 +75,7 @@ def test_every_collective_gives_the_same_bits(backend: str, n: int) -> None:
         assert (part.all_reduce(x) == sum(range(n))).all()
         part.close()
 
-    run_ranks(n, ranks, backend=backend)
+    run_ranks(ranks, n, backend=backend)
 
 
 def test_shapes_and_types() -> None:
@@ -94,7 +94,7 @@ def test_shapes_and_types() -> None:
         with pytest.raises(MemoryError, match=r"needed, .* available"):
             group.empty(1 << 50, np.uint8)
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_tensors() -> None:
@@ -113,7 +113,7 @@ def test_tensors() -> None:
         view.fill_(1)  # the view keeps the memory
         assert view.sum() == 50
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_memory_lives_as_long_as_an_array_of_it() -> None:
@@ -135,7 +135,7 @@ def test_memory_lives_as_long_as_an_array_of_it() -> None:
         with pytest.raises(ClosedError):
             group.empty(3)
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_pending_operation_keeps_it() -> None:
@@ -154,7 +154,7 @@ def test_a_pending_operation_keeps_it() -> None:
         group.barrier()
         other.close()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_arrays_made_in_the_context_are_registered() -> None:
@@ -178,7 +178,7 @@ def test_arrays_made_in_the_context_are_registered() -> None:
         group.close()
         assert (x.sum(), zeros.sum()) == (10_000, 0)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
     with rw.init(backend="solo") as group, rw.registered():  # of the default group
         assert registered(group, np.ones(5000))
 
@@ -194,7 +194,7 @@ def test_a_backend_without_such_memory() -> None:
     def ranks(group: Group) -> None:
         assert group.all_reduce(group.empty((2, 3), np.float32)).shape == (2, 3)
 
-    run_ranks(1, ranks, backend=open_plain)
+    run_ranks(ranks, 1, backend=open_plain)
 
 
 def test_a_mismatch_leaves_the_memory_unchanged() -> None:
@@ -205,7 +205,7 @@ def test_a_mismatch_leaves_the_memory_unchanged() -> None:
             group.all_reduce(x)
         assert (x == 7).all()
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_a_rank_dies_during_an_operation() -> None:
@@ -222,7 +222,7 @@ def test_a_rank_dies_during_an_operation() -> None:
         assert (caught.value.rank, caught.value.how) == (1, "was killed by SIGKILL")
 
     with pytest.raises(RanksFailed) as failed:
-        run_ranks(3, ranks, backend="shm")
+        run_ranks(ranks, 3, backend="shm")
     assert list(failed.value.failures) == [1], failed.value
 
 
@@ -244,4 +244,4 @@ def test_a_forked_child_frees_nothing() -> None:
         group.barrier()
         assert not x.any()
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")

@@ -27,7 +27,7 @@ def test_a_timeout_names_the_axis() -> None:
                 assert absent.startswith("  rank 1: in barrier #2 of all ranks for ")
             group.barrier()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_three_axes() -> None:
@@ -55,7 +55,7 @@ def test_three_axes() -> None:
         assert plane.closed
         assert not group.closed
 
-    run_ranks(8, ranks)
+    run_ranks(ranks, 8)
 
 
 @settings(deadline=None, max_examples=15)
@@ -76,7 +76,7 @@ def test_any_grid(sizes: list[int]) -> None:
             for other in itertools.product(*(range(size) for size in sizes)):
                 assert mesh.rank_at(**dict(zip(names, other, strict=True))) == grid[other]
 
-    run_ranks(n, ranks)
+    run_ranks(ranks, n)
 
 
 def test_bad_arguments() -> None:
@@ -106,7 +106,7 @@ def test_bad_arguments() -> None:
             with pytest.raises(ValueError, match=r"^places=\['pp'\]: expected axes of the mesh, tp$"):
                 mesh.rank_at(pp=0)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_neighbours() -> None:
@@ -132,7 +132,7 @@ def test_neighbours() -> None:
             with pytest.raises(ValueError, match=r"^periodic='(rows|c)': expected axes of the mesh, a, b, or a bool$"):
                 rw.Mesh(group, a=2, b=3, periodic=periodic)
 
-    run_ranks(6, ranks)
+    run_ranks(ranks, 6)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_balanced_mesh() -> None:
         with pytest.raises(TypeError, match=r"^axes='xy': expected an int"):
             rw.Mesh.balanced(group, "xy")
 
-    run_ranks(4, ranks)
+    run_ranks(ranks, 4)

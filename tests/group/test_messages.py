@@ -57,7 +57,7 @@ def test_objects_between_all_ranks(backend: str) -> None:
             with pytest.raises(TypeError, match=r"^rank 0 sent an object that is not plain data \("):
                 group.recv_object(0)
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_objects_and_arrays_keep_their_order() -> None:
@@ -73,7 +73,7 @@ def test_objects_and_arrays_keep_their_order() -> None:
                 assert (found["array"] == i).all()
                 assert group.recv((i,), 0, 3, dtype=int).tolist() == [i] * i
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_pending_receives_of_objects_are_matched_in_order() -> None:
@@ -89,7 +89,7 @@ def test_pending_receives_of_objects_are_matched_in_order() -> None:
         assert works[0].done()
         assert works[0].wait() == "first"
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -136,7 +136,7 @@ def test_each_message_goes_to_one_of_several_threads(backend: str) -> None:
         assert sorted(found) == [(kind, i) for kind in ("array", "object") for i in range(each, n * each)]
         group.barrier()
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm", "gloo"])
@@ -161,7 +161,7 @@ def test_a_message_without_a_numpy_dtype_is_kept(backend: str) -> None:
                     data = group.recv_any(0, dtype=torch.bfloat16).data
                     assert data.tolist() == [number] * size
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_recv_any() -> None:
@@ -195,7 +195,7 @@ def test_recv_any() -> None:
         group.send(3, 0, 7)
         assert group.recv_any(tag=7).data.tolist() == [3]  # not taken by the cancelled receive
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_the_wrong_kind_of_message_is_not_lost() -> None:
@@ -216,7 +216,7 @@ def test_the_wrong_kind_of_message_is_not_lost() -> None:
             group.recv((3,), 0)
         check(group.recv_object(0))
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 RECEIVES: dict[str, Callable[[Group, np.ndarray[Any, Any]], object]] = {
@@ -249,7 +249,7 @@ def test_messages_that_were_refused_come_first_in_every_receive(backend: str) ->
         if group.rank == 1:
             assert group.probe() is None
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_several_refused_messages_keep_the_order_in_which_they_were_sent() -> None:
@@ -264,7 +264,7 @@ def test_several_refused_messages_keep_the_order_in_which_they_were_sent() -> No
             assert work.source is None
         assert [group.recv((16,), 0, dtype=np.uint8)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
@@ -281,7 +281,7 @@ def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
         assert (work.source, work.tag) == (0, 0)
         assert group.recv((16,), 0, dtype=np.uint8)[0] == 1
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 class SlowlyArriving:
@@ -337,7 +337,7 @@ def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:
             assert group.probe(0, rw.ANY) is None
         group.barrier()
 
-    run_ranks(2, ranks, backend="gloo")
+    run_ranks(ranks, 2, backend="gloo")
 
 
 def test_the_null_rank() -> None:
@@ -350,7 +350,7 @@ def test_the_null_rank() -> None:
         assert (work.wait(), work.source, work.tag) == (None, None, None)
         assert group.probe(timeout=0.02) is None
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_lost_rank_ends_the_wait_for_its_message() -> None:
@@ -361,7 +361,7 @@ def test_a_lost_rank_ends_the_wait_for_its_message() -> None:
         else:
             group.abort("no object will come")
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 UNTIL_IT_LEAVES: dict[str, Callable[[Group, int], object]] = {
@@ -385,7 +385,7 @@ def test_a_rank_that_leaves_ends_the_wait_for_its_message(backend: str, src: int
                 lost = caught.value
                 assert (lost.rank, lost.how, lost.operation) == (1, "left the group", "recv")
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_what_a_rank_sent_before_it_left_is_received() -> None:
@@ -405,7 +405,7 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
                 part.recv_object(rw.ANY)
             part.close()
 
-    run_ranks(3, ranks, backend="threads")
+    run_ranks(ranks, 3, backend="threads")
 
 
 def test_closing_ends_a_pending_receive_without_a_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -416,7 +416,7 @@ def test_closing_ends_a_pending_receive_without_a_log(caplog: pytest.LogCaptureF
         with pytest.raises(rw.ClosedError):
             work.wait()
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(ranks, 2, backend="threads")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -447,7 +447,7 @@ def test_closing_leaves_nothing_to_a_rank_that_is_stopped() -> None:
             each[:] = -1
         os.kill(others[1], signal.SIGCONT)
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_a_backend_without_any_source_raises() -> None:
@@ -459,4 +459,4 @@ def test_a_backend_without_any_source_raises() -> None:
             with pytest.raises(rw.UnsupportedError, match=rf"^{receive.__name__} is not supported by the"):
                 receive(0)
 
-    run_ranks(1, ranks, backend="gloo")
+    run_ranks(ranks, 1, backend="gloo")

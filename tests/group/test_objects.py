@@ -68,7 +68,7 @@ def test_every_operation(n: int, backend: str, make: Any) -> None:
         same(works[3].wait(), make(0))
         assert group.all_reduce(1) == n
 
-    run_ranks(n, ranks, backend=backend)
+    run_ranks(ranks, n, backend=backend)
 
 
 def test_received_arrays_own_their_memory() -> None:
@@ -84,7 +84,7 @@ def test_received_arrays_own_their_memory() -> None:
                 assert x.flags.aligned
                 x += 1
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_values_that_are_not_plain_data_are_refused_before_anything_is_sent() -> None:
@@ -109,7 +109,7 @@ def test_values_that_are_not_plain_data_are_refused_before_anything_is_sent() ->
                     group.scatter_object(objs, 1)
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_pickle_is_not_loaded_unless_allowed() -> None:
@@ -125,7 +125,7 @@ def test_a_pickle_is_not_loaded_unless_allowed() -> None:
                 group.broadcast_object()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_plain_data_is_received_without_leave() -> None:
@@ -135,7 +135,7 @@ def test_plain_data_is_received_without_leave() -> None:
         else:
             assert group.broadcast_object() == [1, "a", 1]
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_job_that_trusts_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,11 +156,11 @@ def test_a_job_that_trusts_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(TypeError, match=r"^rank 0 sent an object .* names types.SimpleNamespace"):
                     part.broadcast_object()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
     def trusting(group: Group) -> None:
         assert group.allow_pickle
         assert group.broadcast_object(SimpleNamespace(b=1)).b == 1
 
     monkeypatch.setenv("RANKWISE_ALLOW_PICKLE", "1")
-    run_ranks(2, trusting)
+    run_ranks(trusting, 2)

@@ -48,7 +48,7 @@ def test_from_any_rank_with_any_tag(backend: str) -> None:
             for tag in (8, 9, 7):
                 group.send(tag, 0, tag)
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_any_keeps_the_order_of_one_sender() -> None:
@@ -59,7 +59,7 @@ def test_any_keeps_the_order_of_one_sender() -> None:
         else:
             assert [int(group.recv((), rw.ANY, rw.ANY, dtype=int)) for _ in range(50)] == list(range(50))
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_dtype_that_differs_from_the_arrays() -> None:
@@ -71,7 +71,7 @@ def test_a_dtype_that_differs_from_the_arrays() -> None:
         assert group.recv(np.empty(3), 0, dtype="float64").tolist() == [1, 1, 1]
         work.wait()
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_probe() -> None:
@@ -98,7 +98,7 @@ def test_probe() -> None:
         with pytest.raises(ValueError, match=r"^tag=-1: expected 0 to"):
             group.recv((1,), 0, -1)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_batch_of_large_messages_between_all_ranks() -> None:
@@ -119,7 +119,7 @@ def test_a_batch_of_large_messages_between_all_ranks() -> None:
         assert empty.dtype == np.int32
         assert group.batch() == []
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_a_batch_is_checked_before_it_begins() -> None:
@@ -135,7 +135,7 @@ def test_a_batch_is_checked_before_it_begins() -> None:
                 group.batch(sends, recvs)
         assert group.probe(timeout=0.05) is None, "nothing may have been sent"
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_backend_without_any_source_raises() -> None:
@@ -146,7 +146,7 @@ def test_a_backend_without_any_source_raises() -> None:
         with pytest.raises(UnsupportedError, match=r"^probe is not supported"):
             Communicator.probe(group.comm, 0, 0)
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -177,7 +177,7 @@ def test_sendrecv(backend: str) -> None:
         with pytest.raises(ValueError, match=r"^src=-1: expected a rank"):
             group.sendrecv(kept, after, -1)
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_the_null_rank() -> None:
@@ -207,7 +207,7 @@ def test_the_null_rank() -> None:
         with pytest.raises(ValueError, match=r"^dst=-1: expected a rank"):
             group.send(x, rw.ANY)
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def cancelled(work: rw.Work[Any]) -> Any:
@@ -248,7 +248,7 @@ def test_a_blocking_receive_that_fails_takes_no_later_message(how: str, backend:
         if group.rank == src:
             sending.wait()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 SENDS: dict[str, Callable[[Group], Any]] = {
@@ -277,7 +277,7 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
                 rw.wait_all([*first, second])
             group.barrier()  # rank 1, which takes what arrives while it receives, has ended its receive
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -297,7 +297,7 @@ def test_a_blocking_send_that_fails_after_it_has_begun_sends_what_the_array_held
             rw.wait_all(first)
         group.barrier()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -313,7 +313,7 @@ def test_a_blocking_send_whose_data_is_still_with_the_sender_is_cancelled_when_i
         else:
             assert (group.recv((N,), 0) == 1).all()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -329,7 +329,7 @@ def test_a_send_whose_receive_waits_for_it_is_either_cancelled_or_delivered(elem
                 assert receive.cancel() if cancelled else (receive.wait() == 7).all()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -355,7 +355,7 @@ def test_a_receive_that_ends_before_it_has_copied_its_message_still_takes_it(end
                 if group.rank == 0:
                     assert (out == 7).all()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_an_interrupted_receive_takes_no_later_message() -> None:
@@ -371,4 +371,4 @@ def test_an_interrupted_receive_takes_no_later_message() -> None:
         else:
             group.send(np.full(N, 7.0), 0)
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")

@@ -33,7 +33,7 @@ def test_after_a_mismatch_all_go_on(backend: str) -> None:
             with pytest.raises(MismatchError):
                 group.barrier()
 
-    run_ranks(3, body, backend=backend)
+    run_ranks(body, 3, backend=backend)
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_rank_that_left_is_lost_to_the_group_and_not_to_its_parent(backend: st
             assert smaller.split(0, -smaller.rank).all_reduce(1) == 3
         assert world.all_reduce(1) == 4
 
-    run_ranks(4, body, backend=backend)
+    run_ranks(body, 4, backend=backend)
 
 
 @both
@@ -70,7 +70,7 @@ def test_agree(backend: str) -> None:
             group.agree(2**64)
         assert group.agree(5) == 5  # a bad argument did no harm
 
-    run_ranks(3, body, backend=backend)
+    run_ranks(body, 3, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm", pytest.param("gloo", marks=pytest.mark.slow)])
@@ -85,7 +85,7 @@ def test_agree_while_others_shrink(backend: str) -> None:
                 group.agree(1)
         assert group.shrink().all_reduce(1) == 3
 
-    run_ranks(3, body, backend=backend)
+    run_ranks(body, 3, backend=backend)
 
 
 @both
@@ -102,7 +102,7 @@ def test_abort_says_why_and_who(backend: str) -> None:
         assert group.shrink().all_reduce(1) == 3
         assert world.all_reduce(1) == 3
 
-    run_ranks(3, body, backend=backend)
+    run_ranks(body, 3, backend=backend)
 
 
 @pytest.mark.parametrize("begin", ["", "x"])
@@ -116,7 +116,7 @@ def test_a_reason_that_is_cut_within_a_character(begin: str) -> None:
         assert caught.value.rank == 1
         assert caught.value.how.startswith(f"aborted the group: {begin}éé")
 
-    run_ranks(2, body, backend="shm")
+    run_ranks(body, 2, backend="shm")
 
 
 def test_a_rank_that_does_not_come() -> None:
@@ -136,7 +136,7 @@ def test_a_rank_that_does_not_come() -> None:
         assert group.shrink().ranks == (0, 1)
         world.barrier()
 
-    run_ranks(3, body)
+    run_ranks(body, 3)
 
 
 def others_exclude_rank_1(world: Group) -> None:
@@ -170,7 +170,7 @@ def others_exclude_rank_1(world: Group) -> None:
 def test_a_rank_that_lives_is_excluded(backend: str, n: int) -> None:
     if backend == "gloo":
         pytest.importorskip("torch")
-    run_ranks(n, others_exclude_rank_1, backend=backend, timeout=60)
+    run_ranks(others_exclude_rank_1, n, backend=backend, timeout=60)
 
 
 def test_restore_needs_a_launcher_that_starts_ranks_again() -> None:
@@ -179,7 +179,7 @@ def test_restore_needs_a_launcher_that_starts_ranks_again() -> None:
             group.restore()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, body, backend="shm")
+    run_ranks(body, 2, backend="shm")
 
 
 def run(tmp_path: Path, n: int, program: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -371,7 +371,7 @@ def survivors_go_on(group: Group) -> None:
 @pytest.mark.slow  # test_survivors_of_a_kill_on_gloo kills a rank as well
 def test_survivors_on_gloo() -> None:
     pytest.importorskip("torch")
-    run_ranks(4, survivors_go_on, backend="gloo")
+    run_ranks(survivors_go_on, 4, backend="gloo")
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_survivors_on_two_hosts() -> None:
 
     for placement in PLACEMENTS.values():
         for body in (survivors_go_on, others_exclude_rank_1):
-            run_ranks(len(placement), body, backend=opener(placement))
+            run_ranks(body, len(placement), backend=opener(placement))
 
 
 @pytest.mark.slow

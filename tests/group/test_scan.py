@@ -39,7 +39,7 @@ def test_every_type(op: ReduceOp) -> None:
                 again = reduced([before, inputs[0]], dtype, op)
             np.testing.assert_array_equal(again, inputs[0])
 
-    run_ranks(4, ranks)
+    run_ranks(ranks, 4)
 
 
 def test_what_rank_0_receives() -> None:
@@ -62,7 +62,7 @@ def test_what_rank_0_receives() -> None:
                 assert first(dtype, op) == 1
             assert group.exscan(np.ones(2), np.add).tolist() == [group.rank] * 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_signed_zeros_infinities_and_nans_are_preserved() -> None:
@@ -75,7 +75,7 @@ def test_signed_zeros_infinities_and_nans_are_preserved() -> None:
         assert np.isnan(group.scan(x, "min")[2])
         assert np.isnan(group.scan(x, "max")[2])
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             want = sum(np.arange(size) + rank for rank in range(group.rank + 1))
             np.testing.assert_array_equal(group.scan(x), want)
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_kinds_out_and_functions() -> None:
@@ -114,7 +114,7 @@ def test_kinds_out_and_functions() -> None:
             group.exscan(np.ones(2), out=np.ones(3))
         assert group.all_reduce(1) == 3
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 @pytest.mark.parametrize("function", [np.add, lambda a, b: np.repeat(a + b, 2, -1)[..., ::2]])
@@ -129,7 +129,7 @@ def test_functions_of_numbers_and_functions_returning_views(function: Callable[[
         assert group.scan(x, function).tolist() == ((me + 1) * x).tolist()
         assert group.all_reduce(x.copy(), function).tolist() == (3 * x).tolist()
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_every_pair_has_a_neutral_element() -> None:
@@ -163,4 +163,4 @@ def test_products_of_complex_infinities_and_signed_zeros(backend: str, monkeypat
             known = ~np.isnan(expected)
             np.testing.assert_array_equal(np.signbit(found)[known], np.signbit(expected)[known])
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)

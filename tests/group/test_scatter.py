@@ -37,7 +37,7 @@ SHAPES += [(4, *[1] * 9), (4, *[1] * 10), (8, *[1] * 12)]
 
 @pytest.mark.parametrize(("backend", "n"), [("shm", 1), ("shm", 2), ("threads", 4), ("gloo", 4)])
 def test_ranks_receive_their_parts_in_different_ways(backend: str, n: int) -> None:
-    run_ranks(n, _ways, backend=backend, timeout=60)
+    run_ranks(_ways, n, backend=backend, timeout=60)
 
 
 def _ways(group: Group) -> None:
@@ -69,7 +69,7 @@ def _ways(group: Group) -> None:
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_scatter_does_not_begin_with_a_broadcast(backend: str) -> None:
     """Both send a short header from one rank, and must still not match each other."""
-    run_ranks(2, _mixed, backend=backend, timeout=30)
+    run_ranks(_mixed, 2, backend=backend, timeout=30)
 
 
 def _mixed(group: Group) -> None:
@@ -86,7 +86,7 @@ def _mixed(group: Group) -> None:
 
 def test_many_scatters_from_changing_ranks() -> None:
     """No rank overwrites data that another still reads."""
-    run_ranks(3, _row, backend="threads", timeout=60)
+    run_ranks(_row, 3, backend="threads", timeout=60)
 
 
 def _row(group: Group) -> None:

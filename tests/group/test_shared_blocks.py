@@ -60,7 +60,7 @@ def in_place(group: Group) -> None:
 @pytest.mark.parametrize("n", [2, 3])
 def test_collectives_of_threads_work_in_place(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_ALGORITHM", FORCED)
-    run_ranks(n, in_place, backend="threads")
+    run_ranks(in_place, n, backend="threads")
 
 
 def test_collectives_of_processes_work_in_place(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_view_that_one_rank_has_dropped(backend: str, n: int) -> None:
         assert arrays(group) <= before + 1  # freed, but for the buffer that rank 0 keeps for the next group.empty
         group.barrier()
 
-    run_ranks(n, ranks, backend=backend)
+    run_ranks(ranks, n, backend=backend)
 
 
 @both
@@ -121,7 +121,7 @@ def test_it_is_freed_with_the_last_view(backend: str) -> None:
                 assert arrays(group) == before
             group.barrier()
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_tensors() -> None:
@@ -143,7 +143,7 @@ def test_tensors() -> None:
         assert arrays(group) == before
         group.barrier()
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(ranks, 2, backend="threads")
 
 
 @pytest.mark.parametrize(("dropped", "recovers"), [("after", False), ("after", True), ("before", True)])
@@ -173,5 +173,5 @@ def test_a_rank_that_dies_holding_it(dropped: str, recovers: bool) -> None:
         assert arrays(group) == before
 
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(3, ranks, backend="shm")
+        run_ranks(ranks, 3, backend="shm")
     assert set(caught.value.failures) == {1}, caught.value

@@ -32,8 +32,8 @@ each = pytest.mark.parametrize("memory", ["threads", "shm", "files"])
 def run_over(memory: str, n: int, ranks: Callable[[Group], Any]) -> list[Any]:
     """Run the ranks on this backend, or on shm with memory in files, as backends without a segment have it."""
     if memory == "files":
-        return run_ranks(n, partial(in_files, ranks), backend="shm")
-    return run_ranks(n, ranks, backend="threads" if memory == "threads" else "shm")
+        return run_ranks(partial(in_files, ranks), n, backend="shm")
+    return run_ranks(ranks, n, backend="threads" if memory == "threads" else "shm")
 
 
 def in_files(ranks: Callable[[Group], Any], group: Group) -> Any:
@@ -97,7 +97,7 @@ def test_different_shapes(backend: str) -> None:
             group.shared_zeros(2 + group.rank)
         assert group.shared_zeros(2).tolist() == [0, 0]
 
-    run_ranks(2, ranks, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
             group.shared_zeros(1 << 20)
         assert group.shared_zeros(2).tolist() == [0, 0]
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(ranks, 2, backend="threads")
 
 
 @pytest.mark.parametrize("files", [False, True])
@@ -132,7 +132,7 @@ def test_torch(tensor: bool, files: bool, monkeypatch: pytest.MonkeyPatch) -> No
             group.barrier()
             assert field.tolist() == [2.0, 2.0, 2.0]
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(ranks, 2, backend="threads")
 
 
 def proportional(address: int) -> int:
@@ -193,7 +193,7 @@ def test_split_local(backend: str) -> None:
         with group.split_local() as local:
             assert (local.rank, local.ranks, local.name) == (group.rank, (0, 1, 2), "world.local")
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -212,7 +212,7 @@ def test_several_hosts() -> None:
         with pytest.raises(UnsupportedError, match="the ranks are on several hosts"):
             group.counter()
 
-    run_ranks(4, ranks, backend="threads")
+    run_ranks(ranks, 4, backend="threads")
 
 
 @both
@@ -231,7 +231,7 @@ def test_each_number_once(backend: str) -> None:
         other = group.counter()
         assert other.value == 0
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 @both
@@ -255,7 +255,7 @@ def test_a_lock_excludes(backend: str) -> None:
         group.barrier()
         assert total[0] == group.world_size * 400
 
-    run_ranks(3, ranks, backend=backend)
+    run_ranks(ranks, 3, backend=backend)
 
 
 def test_a_lock_that_is_not_free() -> None:
@@ -277,7 +277,7 @@ def test_a_lock_that_is_not_free() -> None:
             group.barrier()
             lock.release()
 
-    run_ranks(2, ranks, backend="threads")
+    run_ranks(ranks, 2, backend="threads")
 
 
 @pytest.mark.parametrize("memory", ["shm", "files"])

@@ -110,7 +110,7 @@ def test_closing_with_work_queued(queue: Queue, how: str, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING, "rankwise"):
         try:
-            run_ranks(2, rank, timeout=SOON)
+            run_ranks(rank, 2, timeout=SOON)
         finally:
             over.set()
             never.set()

@@ -381,7 +381,7 @@ def test_a_backend_without_streams_gives_the_same_results() -> None:
         assert isinstance(group.stream.ops, BlockingStreamSync)
         assert training(group) == with_streams
 
-    run_ranks(3, rank)
+    run_ranks(rank, 3)
 
 
 def test_without_streams_a_wait_is_bounded_too() -> None:
@@ -395,4 +395,4 @@ def test_without_streams_a_wait_is_bounded_too() -> None:
                 group.stream.wait_stream(compute)
             gate.set()
 
-    run_ranks(1, rank)
+    run_ranks(rank, 1)

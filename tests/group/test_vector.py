@@ -39,7 +39,7 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
                 group.scatter_v(x, [3, 1], 1, out=np.empty((2, 2)))
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_late_error_about_out_does_not_fail_the_group() -> None:
@@ -61,7 +61,7 @@ def test_a_late_error_about_out_does_not_fail_the_group() -> None:
                 call()
         assert group.all_reduce(1) == 2
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ranks_pass_different_counts() -> None:
@@ -69,7 +69,7 @@ def test_ranks_pass_different_counts() -> None:
         with pytest.raises(MismatchError):
             group.reduce_scatter_v(np.ones(4), [1, 3] if group.rank else [2, 2])
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_tensors_and_views() -> None:
@@ -89,4 +89,4 @@ def test_tensors_and_views() -> None:
         some = np.arange(12).reshape(3, 4)[:, 1::2]
         assert group.reduce_scatter_v(some, [0, 3]).tolist() == ([] if me == 0 else (2 * some).tolist())
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)

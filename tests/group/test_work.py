@@ -148,7 +148,7 @@ def test_a_function_that_exits_does_not_disturb_later_operations(ask: str) -> No
             part.barrier()
         part.close()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -165,7 +165,7 @@ def test_a_cancelled_receive_has_ended_and_leaves_its_message(backend: str) -> N
         group.send(np.ones(2), group.rank)
         assert group.recv((2,), group.rank).tolist() == [1, 1]
 
-    run_ranks(1, ranks, backend=backend)
+    run_ranks(ranks, 1, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -180,7 +180,7 @@ def test_a_complete_message_cannot_be_cancelled(backend: str) -> None:
         assert receives[0].result().tolist() == [1, 1]
         assert not group.all_reduce(1, async_op=True).cancel()
 
-    run_ranks(1, ranks, backend=backend)
+    run_ranks(ranks, 1, backend=backend)
 
 
 def test_a_cancelled_receive_ends_the_wait_of_another_thread() -> None:
@@ -193,7 +193,7 @@ def test_a_cancelled_receive_ends_the_wait_of_another_thread() -> None:
             with pytest.raises(ClosedError, match=r"^the operation was cancelled$"):
                 waiting.result(20)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_batch_of_which_a_part_is_complete_can_be_cancelled() -> None:
@@ -204,7 +204,7 @@ def test_a_batch_of_which_a_part_is_complete_can_be_cancelled() -> None:
         group.send(np.full(1, 2.0), group.rank, 2)
         assert group.recv((1,), group.rank, 2).tolist() == [2]
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_a_message_that_arrives_between_the_timeout_and_its_cancellation_is_received() -> None:

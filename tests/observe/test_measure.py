@@ -86,14 +86,14 @@ def check(found: dict[str, tuple[int, int]], n: int, ranks: int) -> None:
 def test_counts_and_bytes(backend: str) -> None:
     """The same on every backend, however it does the operation: nothing is counted twice, nothing is left out."""
     pytest.importorskip("torch", reason="gloo is torch's") if backend == "gloo" else None
-    for found in run_ranks(2, measured, backend=backend, timeout=60):
+    for found in run_ranks(measured, 2, backend=backend, timeout=60):
         check(found, 2, 1)
 
 
 @pytest.mark.parametrize("backend", ["threads", "hierarchical"])
 def test_counts_and_bytes_of_threads(backend: str) -> None:
     opener = hosts_in_threads.opener([0, 0, 1, 1]) if backend == "hierarchical" else backend
-    for found in run_ranks(4, measured, backend=opener, timeout=60):
+    for found in run_ranks(measured, 4, backend=opener, timeout=60):
         check(found, 4, 4)
 
 
@@ -150,7 +150,7 @@ def test_waiting_for_a_rank_that_comes_late() -> None:
             waited = m.by_operation["barrier"].waited
         return waited
 
-    assert max(run_ranks(2, body, timeout=60)) > 0
+    assert max(run_ranks(body, 2, timeout=60)) > 0
 
 
 def test_operations_that_fail_count() -> None:

@@ -36,4 +36,4 @@ def test_a_program_of_a_page(name: str, number: int) -> None:
         exec(code, names)
         assert "used" not in names or names["used"].wait() == 3.0  # the sum of both ranks' gradients
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")

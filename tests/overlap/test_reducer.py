@@ -85,11 +85,11 @@ def several_steps(group: Group) -> None:
 
 @pytest.mark.parametrize(("backend", "n"), [("shm", 2), ("threads", 4), ("solo", 1)])
 def test_steps(backend: str, n: int) -> None:
-    run_ranks(n, several_steps, backend=backend)
+    run_ranks(several_steps, n, backend=backend)
 
 
 def test_steps_without_streams() -> None:
-    run_ranks(2, several_steps, backend=without_streams(2))
+    run_ranks(several_steps, 2, backend=without_streams(2))
 
 
 def test_reduced_where_marked() -> None:
@@ -117,7 +117,7 @@ def test_reduced_where_marked() -> None:
         assert set(threads_seen) == {threading.get_ident()}
         assert not group.comm.stream_sync or all(bucket.work is None for bucket in reducer.buckets)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def reduced_by_hook(bucket: rw.overlap.Bucket, group: Group) -> None:
@@ -139,7 +139,7 @@ def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
                 reducer.mark_ready(1, second, lend=True)
                 check(reducer.wait_and_unpack(), [np.full(3, step + 0.5), np.full(2, step + 1)])
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_unused_parameters_count_as_zeros() -> None:
@@ -154,7 +154,7 @@ def test_unused_parameters_count_as_zeros() -> None:
         check(reducer.wait_and_unpack(), parameters())  # none at all
 
     DTYPES_OF = [np.dtype(dtype).type for dtype in DTYPES]
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_no_sync_adds_up() -> None:
@@ -173,7 +173,7 @@ def test_no_sync_adds_up() -> None:
                 check(one_step(reducer, group.rank, 3, list(range(len(SHAPES)))), means(2, 1, 2, 3))
         check(one_step(reducer, group.rank, 4, list(range(len(SHAPES)))), means(2, 4))
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_gradients_computed_in_place_are_not_copied() -> None:
@@ -190,7 +190,7 @@ def test_gradients_computed_in_place_are_not_copied() -> None:
             check(found, means(2, step))
             assert all(np.may_share_memory(one, view) for one, view in zip(found, views, strict=True) if one.size)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_reduction_runs_while_gradients_are_computed() -> None:
@@ -207,7 +207,7 @@ def test_reduction_runs_while_gradients_are_computed() -> None:
         reducer.mark_ready(0, np.ones(5000))
         check(reducer.wait_and_unpack(), [np.ones(5000)] * 2)
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_compute_stream() -> None:
@@ -233,7 +233,7 @@ def test_a_compute_stream() -> None:
             compute.synchronize(30)
             assert (sums == 1.5 + 3 + 4.5).all()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_wait_raises_a_failure() -> None:
@@ -248,7 +248,7 @@ def test_wait_raises_a_failure() -> None:
             reducer.wait_and_unpack()
         return None
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_mark_ready_raises_a_failure() -> None:
@@ -262,7 +262,7 @@ def test_mark_ready_raises_a_failure() -> None:
             reducer.wait_and_unpack()
         return None
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_ranks_with_different_parameters(other: Callable[[Group], Any]) -> None:
         assert sorted(caught.value.calls) == [0, 1, 2]
         assert group.all_reduce(1) == 3  # the group goes on
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_refusals() -> None:
@@ -313,7 +313,7 @@ def test_refusals() -> None:
         reducer.mark_ready(1, np.ones(2))
         check(reducer.wait_and_unpack(), [np.ones(3), np.ones(2)])
 
-    run_ranks(1, ranks)
+    run_ranks(ranks, 1)
 
 
 def test_no_parameters() -> None:
@@ -321,7 +321,7 @@ def test_no_parameters() -> None:
         reducer = rw.overlap.GradientReducer([], group)
         assert reducer.wait_and_unpack() == []
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_tensors_of_several_dtypes() -> None:
@@ -338,4 +338,4 @@ def test_tensors_of_several_dtypes() -> None:
                 assert (one.shape, one.dtype, one.requires_grad) == (param.shape, param.dtype, False)
                 assert (one == 1).all()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)

@@ -43,7 +43,7 @@ def test_training_on_two_ranks_is_training_on_one(to_none: bool, async_op: bool)
         return train(model, group.rank, group.world_size, to_none)
 
     alone = train(network(seed=0), 0, 1, to_none)
-    first, second = run_ranks(2, ranks, backend="shm")
+    first, second = run_ranks(ranks, 2, backend="shm")
     for mine, theirs, right in zip(first, second, alone, strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-14)
@@ -66,7 +66,7 @@ def test_buffers_and_attributes() -> None:
         with pytest.raises(AttributeError, match="nothing_such"):
             model.nothing_such()
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_no_sync_accumulates() -> None:
@@ -87,7 +87,7 @@ def test_no_sync_accumulates() -> None:
                 assert not torch.equal(own[number], mine.grad)
             model.zero_grad(set_to_none=bool(again))
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_unused_parameters() -> None:
@@ -104,7 +104,7 @@ def test_unused_parameters() -> None:
             assert parts[1].weight.grad.tolist() == [[1, 1]]
             assert parts[2].weight.grad is None
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 @pytest.mark.parametrize("async_op", [True, False])
@@ -120,7 +120,7 @@ def test_one_rank_uses_less_than_the_other(async_op: bool) -> None:
             torch.stack([part(torch.ones(1, 2)) for part in used]).sum().backward()
             assert [part.weight.grad.tolist() for part in parts] == [[[0.5, 0.5]], [[0.5, 0.5]], [[1, 1]]]
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_frozen_parameters_and_removal() -> None:
@@ -136,7 +136,7 @@ def test_frozen_parameters_and_removal() -> None:
         model(torch.full((1, 2), float(group.rank))).sum().backward()
         assert (inner.weight.grad == group.rank).all()
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_sparse_gradients_are_refused_by_name() -> None:
@@ -145,7 +145,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         with pytest.raises(TypeError, match=r"^grad: expected a dense tensor, .*sparse_coo; .*sparse=False"):
             model(torch.tensor([group.rank])).sum().backward()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 class Fails(Exception):
@@ -199,7 +199,7 @@ def test_the_pass_after_one_that_raised(async_op: bool, to_none: bool) -> None:
                     else:
                         assert got[number] is None
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -218,4 +218,4 @@ def test_a_parameter_that_a_reentrant_checkpoint_shares_with_another_part(reentr
             loss.backward()
             assert model.weight.grad is not None
 
-    run_ranks(2, body)
+    run_ranks(body, 2)

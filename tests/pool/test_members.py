@@ -98,7 +98,7 @@ def test_calls_tasks_and_errors() -> None:
             pool.run(total)
         return group.world_size
 
-    assert run_ranks(3, body) == [3, True, True]
+    assert run_ranks(body, 3) == [3, True, True]
 
 
 def test_only_rank_0_calls() -> None:
@@ -112,12 +112,12 @@ def test_only_rank_0_calls() -> None:
         with pool as entered:
             return said, entered is pool
 
-    assert [entered for _, entered in run_ranks(2, body)] == [True, False]
+    assert [entered for _, entered in run_ranks(body, 2)] == [True, False]
 
 
 def test_a_group_of_one_rank_has_nobody_to_call() -> None:
     with pytest.raises(rw.testing.RanksFailed, match="ValueError: group: it has one rank"):
-        run_ranks(1, lambda group: rw.Pool(group=group))
+        run_ranks(lambda group: rw.Pool(group=group), 1)
 
 
 def test_the_pool_ends_with_a_rank(tmp_path: Path) -> None:

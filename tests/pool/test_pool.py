@@ -93,7 +93,7 @@ def test_each_thread_that_is_a_rank_has_a_namespace() -> None:
         group.barrier()
         return rw.local.mine
 
-    assert rw.testing.run_ranks(2, both) == [0, 1]
+    assert rw.testing.run_ranks(both, 2) == [0, 1]
 
 
 def test_tasks_as_an_executor_has_them(pool: rw.Pool) -> None:

@@ -56,7 +56,7 @@ def test_all_reduce_and_reduce(n: int, shape: tuple[int, ...], dtype: str, op: s
         assert (last is y) == (group.rank == n - 1)
         np.testing.assert_array_equal(y, want if last is y else numbers(group.rank, shape, dtype), strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(n=sizes, shape=shapes, dtype=dtypes, data=st.data())
@@ -74,7 +74,7 @@ def test_gather_and_broadcast(n: int, shape: tuple[int, ...], dtype: str, data: 
             assert gathered is None
         np.testing.assert_array_equal(group.broadcast(x, root), want[root], strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(n=sizes, shape=rows_first, dtype=dtypes, data=st.data())
@@ -93,7 +93,7 @@ def test_arrays_are_split_as_array_split_does(n: int, shape: tuple[int, ...], dt
         np.testing.assert_array_equal(reduced, np.array_split(total, n)[group.rank], strict=True)
         np.testing.assert_array_equal(group.all_gather_v(reduced), group.all_reduce(mine), strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(n=sizes, shape=rows_first, dtype=dtypes)
@@ -103,7 +103,7 @@ def test_all_to_all_exchanges_the_parts(n: int, shape: tuple[int, ...], dtype: s
         parts = [np.array_split(numbers(rank, shape, dtype), n)[group.rank] for rank in range(n)]
         np.testing.assert_array_equal(got, np.concatenate(parts), strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(
@@ -114,10 +114,10 @@ def test_all_to_all_exchanges_the_parts(n: int, shape: tuple[int, ...], dtype: s
 def test_all_gather_v_takes_any_lengths(lengths: list[int], tail: tuple[int, ...], dtype: str) -> None:
     parts = [numbers(rank, (length, *tail), dtype) for rank, length in enumerate(lengths)]
     run_ranks(
-        len(lengths),
         lambda group: np.testing.assert_array_equal(
             group.all_gather_v(parts[group.rank]), np.concatenate(parts), strict=True
         ),
+        len(lengths),
     )
 
 
@@ -139,7 +139,7 @@ def test_views_are_changed_in_place_and_the_gaps_are_not(
         assert group.all_reduce(x) is x
         np.testing.assert_array_equal(base, want)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(n=sizes, view=views(), dtype=dtypes)
@@ -155,7 +155,7 @@ def test_out_may_be_a_view(n: int, view: tuple[tuple[int, ...], tuple[Any, ...],
         np.testing.assert_array_equal(out, want)
         assert (room[..., 0] == 77).all()
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @given(places=st.lists(st.tuples(st.integers(-1, 2), st.integers(-3, 3)), min_size=1, max_size=6))
@@ -175,7 +175,7 @@ def test_split_makes_any_partition(places: list[tuple[int, int]]) -> None:
             assert part.rank == members.index((key, group.rank))
             assert part.all_reduce(1) == len(members)
 
-    run_ranks(len(places), body)
+    run_ranks(body, len(places))
 
 
 @given(n=sizes, data=st.data())
@@ -199,4 +199,4 @@ def test_messages_arrive_by_sender_tag_and_order(n: int, data: st.DataObject) ->
         for work in works:
             work.wait()
 
-    run_ranks(n, body)
+    run_ranks(body, n)

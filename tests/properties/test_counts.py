@@ -43,7 +43,7 @@ def test_all_to_all_v(table: list[list[int]], tail: tuple[int, ...], dtype: str,
         assert received == [table[rank][me] for rank in range(n)]
         assert not out or got is given_out
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @few
@@ -67,7 +67,7 @@ def test_gather_v_and_scatter_v(table: list[list[int]], tail: tuple[int, ...], d
             part = group.scatter_v(src=root)
         np.testing.assert_array_equal(part, inputs[me], strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)
 
 
 @few
@@ -82,4 +82,4 @@ def test_reduce_scatter_v(table: list[list[int]], tail: tuple[int, ...], dtype: 
         got = group.reduce_scatter_v(inputs[group.rank], counts, op)
         np.testing.assert_array_equal(got, parts[group.rank], strict=True)
 
-    run_ranks(n, body)
+    run_ranks(body, n)

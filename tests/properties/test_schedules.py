@@ -69,4 +69,4 @@ def test_works_give_the_results_of_blocking_calls(schedule: tuple[int, list[tupl
         got.update(zip(order, wait_all([works[i] for i in order]), strict=True))
         assert [plain(got[i]) for i in range(len(steps))] == wanted
 
-    run_ranks(n, ranks)
+    run_ranks(ranks, n)

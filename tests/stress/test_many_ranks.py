@@ -39,7 +39,7 @@ def once(operation: str, n: int) -> list[Case]:
 def test_every_operation_once(backend: str, n: int, level: str) -> None:
     cases = [case for operation in OPERATIONS[level] for case in once(operation, n)]
     run = partial(run_cases, level=level, cases=cases)
-    results: list[Result] = merged(run_ranks(n, run, backend=backend, timeout=250))
+    results: list[Result] = merged(run_ranks(run, n, backend=backend, timeout=250))
     assert [f"{r.case}: {r.detail}" for r in results if r.status is not Status.PASS] == []
 
 
@@ -61,7 +61,7 @@ def several_sizes(group: Group) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "n"), [("shm", 64), ("threads", 128)])
 def test_several_sizes(backend: str, n: int) -> None:
-    run_ranks(n, several_sizes, backend=backend, timeout=250)
+    run_ranks(several_sizes, n, backend=backend, timeout=250)
 
 
 @pytest.mark.slow
@@ -73,11 +73,11 @@ def test_as_many_ranks_as_a_host_may_have() -> None:
         group.barrier()
         return float(group.all_reduce(1.0))
 
-    assert run_ranks(n, body, backend="threads", timeout=250) == [n] * n
+    assert run_ranks(body, n, backend="threads", timeout=250) == [n] * n
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "n"), MANY_RANKS)
 @pytest.mark.parametrize("name", ["every_pair", "nested_splits", "random_reals", "messages_during_collectives"])
 def test_scenario(backend: str, n: int, name: str) -> None:
-    run_ranks(n, SCENARIOS[name], backend=backend, timeout=250)
+    run_ranks(SCENARIOS[name], n, backend=backend, timeout=250)

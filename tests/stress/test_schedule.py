@@ -21,7 +21,7 @@ SLACK = 4 << 20  # bytes: random sizes leave gaps in the heap; a leak of 500 byt
 @pytest.mark.timeout(240)
 def test_ten_thousand_operations_on_four_processes() -> None:
     print(f"seed {SEED}")
-    by_rank = run_ranks(4, partial(run_schedule, operations=10_000, seed=SEED), backend="shm", timeout=200)
+    by_rank = run_ranks(partial(run_schedule, operations=10_000, seed=SEED), 4, backend="shm", timeout=200)
     for rank, uses in enumerate(by_rank):
         first, last = uses[0], uses[-1]
         assert (first.operations, last.operations) == (1_000, 10_000)
@@ -32,4 +32,4 @@ def test_ten_thousand_operations_on_four_processes() -> None:
 @pytest.mark.parametrize("n", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_thousand_operations_on_threads(n: int) -> None:
     print(f"seed {SEED + n}")
-    run_ranks(n, partial(run_schedule, operations=1_000, seed=SEED + n), timeout=100)
+    run_ranks(partial(run_schedule, operations=1_000, seed=SEED + n), n, timeout=100)

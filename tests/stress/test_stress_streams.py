@@ -38,7 +38,7 @@ def test_between_two_streams(backend: str, n: int) -> None:
     elif backend == "gloo":
         pytest.importorskip("torch", reason="gloo comes with torch")
     rounds = ROUNDS * (10 if backend in ("threads", "hierarchical") else 1)  # these need no processes to start
-    run_ranks(n, partial(stream_steps.run_steps, rounds=rounds, seed=seed), backend=opener, timeout=LIMIT)
+    run_ranks(partial(stream_steps.run_steps, rounds=rounds, seed=seed), n, backend=opener, timeout=LIMIT)
 
 
 @pytest.mark.timeout(LIMIT + 20)

@@ -90,7 +90,7 @@ def eight_threads(group: Group, rounds: int, seed: int) -> None:
 )
 def test_eight_threads_a_rank(backend: str, n: int) -> None:
     print(f"seed {SEED}")
-    run_ranks(n, partial(eight_threads, rounds=40, seed=SEED), backend=backend, timeout=SOON)
+    run_ranks(partial(eight_threads, rounds=40, seed=SEED), n, backend=backend, timeout=SOON)
 
 
 def test_one_group_closed_under_eight_threads() -> None:
@@ -119,7 +119,7 @@ def test_one_group_closed_under_eight_threads() -> None:
 
         together([use] * THREADS + [close])
 
-    run_ranks(2, rank, timeout=SOON)
+    run_ranks(rank, 2, timeout=SOON)
 
 
 def test_threads_that_share_a_work() -> None:
@@ -142,7 +142,7 @@ def test_threads_that_share_a_work() -> None:
 
             together([wait, wait, ask, partial(sending.wait, SOON)])
 
-    run_ranks(2, rank, backend="threads", timeout=SOON)
+    run_ranks(rank, 2, backend="threads", timeout=SOON)
 
 
 def test_objects_that_change_while_they_are_checked() -> None:

@@ -58,7 +58,7 @@ def seconds_of_every_case() -> dict[str, list[float]]:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("backend", ["shm", "threads"])
 def test_each_case_is_right_and_timed(backend: str, n: int) -> None:
-    for found in run_ranks(n, lambda group: seconds_of_every_case(), backend=backend):
+    for found in run_ranks(lambda group: seconds_of_every_case(), n, backend=backend):
         assert {name.split()[0] for name in found} == set(CASES)
         assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in found.values())
 
@@ -78,7 +78,7 @@ def wrong_results() -> list[str]:
 
 
 def test_a_wrong_result_is_an_error() -> None:
-    first, second = run_ranks(2, lambda group: wrong_results(), backend="threads")
+    first, second = run_ranks(lambda group: wrong_results(), 2, backend="threads")
     received_by_one = {"posted", "unexpected", "reduce", "gather", "gather_object"}
     assert set(first) | set(second) == set(CASES) - {"barrier"}
     assert not received_by_one & set(first) & set(second)

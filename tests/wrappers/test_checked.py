@@ -59,7 +59,7 @@ def test_a_difference_is_found_by_every_rank(other: Callable[[Group, object], ob
             group.send(x, group.rank)
         return [str(caught.value)]
 
-    assert len({text for texts in run_ranks(3, body, backend=open_checked) for text in texts}) == 1
+    assert len({text for texts in run_ranks(body, 3, backend=open_checked) for text in texts}) == 1
 
 
 def test_split_groups_are_checked_too() -> None:
@@ -70,7 +70,7 @@ def test_split_groups_are_checked_too() -> None:
             part.all_reduce(np.ones(2 + group.rank))
         assert group.all_reduce(1) == 2, "the failure of one group is none of another"
 
-    run_ranks(2, body, backend=open_checked)
+    run_ranks(body, 2, backend=open_checked)
 
 
 @pytest.mark.parametrize("check", ["1", ""])
@@ -111,4 +111,4 @@ def test_the_survivors_shrink() -> None:
         if again.rank != 1:
             assert again.shrink(exclude=[1]).ranks == (0, 2)
 
-    run_ranks(3, body, backend=open_engine)
+    run_ranks(body, 3, backend=open_engine)

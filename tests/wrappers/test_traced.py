@@ -59,7 +59,7 @@ def test_a_groups_name_is_in_the_trace(name: str | None, shown: str) -> None:
         with group.split(0, name=name) as part:
             part.barrier()
 
-    run_ranks(1, body, backend=backend)
+    run_ranks(body, 1, backend=backend)
     last = view.operations(0)[-1]
     assert repr(last) == f"<Operation barrier #2 of group {shown}>"
 
@@ -97,7 +97,7 @@ def test_operations_of_every_rank() -> None:
                 each.close()
 
     before = time.time_ns()
-    run_ranks(2, body, backend=backend)
+    run_ranks(body, 2, backend=backend)
     for rank in range(2):
         found = view.operations(rank)
         world = [(op.name, op.sequence) for op in found if op.group == 0 and op.sequence]
@@ -138,7 +138,7 @@ def test_a_rank_that_waits_is_seen() -> None:
         group.all_reduce(np.ones(100))
         assert view.state(1).description.endswith(", last was all_reduce #1")
 
-    run_ranks(2, body, backend=backend)
+    run_ranks(body, 2, backend=backend)
     assert seen.is_set()
 
 
@@ -156,7 +156,7 @@ def test_what_nobody_waits_for_yet_is_in_the_background() -> None:
         (receive,) = (op for op in view.operations(0) if op.name == "recv")
         assert (receive.peer, receive.tag, receive.end is None, receive.background) == (0, 8, False, False)
 
-    run_ranks(1, body, backend=backend)
+    run_ranks(body, 1, backend=backend)
 
 
 def test_what_failed_is_marked() -> None:
@@ -167,7 +167,7 @@ def test_what_failed_is_marked() -> None:
         with pytest.raises(MismatchError):
             group.all_reduce(np.ones(3 + group.rank))
 
-    run_ranks(2, body, backend=backend)
+    run_ranks(body, 2, backend=backend)
     for rank in range(2):
         assert [(op.name, op.failed) for op in view.operations(rank)] == [
             ("init", False),
@@ -198,7 +198,7 @@ def test_operations_that_are_launched_end_with_sync() -> None:
         assert all(op.end is not None for op in view.operations(0))
         assert view.operations(0)[-1].sequence == n
 
-    run_ranks(1, body, backend=backend)
+    run_ranks(body, 1, backend=backend)
 
 
 def test_a_forked_child_writes_nothing() -> None:
@@ -213,7 +213,7 @@ def test_a_forked_child_writes_nothing() -> None:
         assert os.waitpid(pid, 0)[1] == 0
         assert [op.name for op in view.operations(0)] == ["init", "barrier"]
 
-    run_ranks(1, body, backend=backend)
+    run_ranks(body, 1, backend=backend)
 
 
 # Rank 1 comes last to the second all_reduce: the others are in it when it begins.
@@ -317,7 +317,7 @@ def test_what_survivors_do_is_traced() -> None:
         assert group.agree(3) == 3
         assert group.shrink().all_reduce(1) == 2
 
-    run_ranks(2, body, backend=backend)
+    run_ranks(body, 2, backend=backend)
     for rank in range(2):
         names = [operation.name for operation in view.operations(rank)]
         assert [name for name in names if name in ("agree", "shrink")] == ["agree", "shrink"], names

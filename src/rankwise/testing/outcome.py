@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,6 +11,8 @@ from rankwise.contract.errors import PeerLostError, UnsupportedError, traceback_
 from rankwise.group.group import Group
 
 T = TypeVar("T")
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,10 @@ class RanksFailed(Exception):
         super().__init__("\n".join(lines))
 
 
-def run_on(group: Group, fn: Callable[[Group], T]) -> Outcome[T]:
-    """Run `fn` on the group. If it raises, the group is aborted, so that the other ranks do not wait."""
+def run_on(group: Group, fn: Callable[..., T], args: Args, kwargs: Kwargs) -> Outcome[T]:
+    """Run `fn(group, *args, **kwargs)`. If it raises, the group is aborted, so that the other ranks do not wait."""
     try:
-        return Outcome(value=fn(group))
+        return Outcome(value=fn(group, *args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - run_ranks raises every error
         with suppress(UnsupportedError):
             group.comm.abort(f"it raised {type(error).__name__}")

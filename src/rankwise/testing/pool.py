@@ -18,7 +18,7 @@ from rankwise.contract.errors import RankwiseError
 from rankwise.group.group import Group
 from rankwise.launch.spawn import module_path
 from rankwise.launch.spawn_worker import pickler
-from rankwise.testing.outcome import Outcome
+from rankwise.testing.outcome import Args, Kwargs, Outcome
 
 T = TypeVar("T")
 
@@ -59,16 +59,21 @@ class RankPool:
         self._processes.append(process)
         self._connections.append(Connection(ours.detach()))
 
-    def run(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
-        """Run `fn` on every rank within `timeout` seconds; reports of failures may take `grace` seconds more."""
-        outcomes = self._round(fn, timeout, grace)
+    def run(self, fn: Callable[..., T], args: Args, kwargs: Kwargs, timeout: float, grace: float) -> list[Outcome[T]]:
+        """Run `fn(group, *args, **kwargs)` on every rank within `timeout` seconds.
+
+        Reports of failures may take `grace` seconds more.
+        """
+        outcomes = self._round(fn, args, kwargs, timeout, grace)
         # Ranks out of step, or a group that failed while fn returned normally, must not affect the next function.
-        if self.usable and not all(outcome.value for outcome in self._round(in_step, timeout, grace)):
+        if self.usable and not all(outcome.value for outcome in self._round(in_step, (), {}, timeout, grace)):
             self.usable = False
         return outcomes
 
-    def _round(self, fn: Callable[[Group], T], timeout: float, grace: float) -> list[Outcome[T]]:
-        task = (module_path(fn), pickler(fn)(fn), timeout)
+    def _round(
+        self, fn: Callable[..., T], args: Args, kwargs: Kwargs, timeout: float, grace: float
+    ) -> list[Outcome[T]]:
+        task = (module_path(fn), pickler(fn)((fn, args, kwargs)), timeout)
         outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in self._connections]
         waiting: dict[Any, int] = {}  # by connection
         for rank, connection in enumerate(self._connections):

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from rankwise.backends import registry
 from rankwise.contract.job import Job
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
-from rankwise.testing.outcome import Outcome, RanksFailed, failed, run_on, values
+from rankwise.testing.outcome import Args, Kwargs, Outcome, RanksFailed, failed, run_on, values
 
 if TYPE_CHECKING:
     from rankwise.rank_threads import Place
@@ -36,19 +36,13 @@ def run_ranks(fn: Callable[[Group], T], n: int, *, backend: Backend = "threads",
 def run_ranks(
     fn: Callable[..., T], n: int, *args: Any, backend: Backend = "threads", timeout: float = 60.0, **kwargs: Any
 ) -> list[T]: ...
-@overload
 def run_ranks(
-    n: int, fn: Callable[[Group], T], /, *, backend: Backend = "threads", timeout: float = 60.0
-) -> list[T]: ...
-def run_ranks(
-    fn: Any, n: Any, *args: Any, backend: Backend = "threads", timeout: float = 60.0, **kwargs: Any
-) -> list[Any]:
+    fn: Callable[..., T], n: int, *args: Any, backend: Backend = "threads", timeout: float = 60.0, **kwargs: Any
+) -> list[T]:
     """Run `fn(group, *args, **kwargs)` on `n` new ranks at once; return its results, by rank.
 
-    In `fn`, rw.init() returns that group. `run_ranks(n, fn)`, the order of former versions, means the same.
-
-    The failure of one rank fails the group, so that no other rank waits for it forever. `fn` must leave no message
-    unreceived, since processes keep their group between calls.
+    In `fn`, rw.init() returns that group. The failure of one rank fails the group, so that no other rank waits for it
+    forever. `fn` must leave no message unreceived, since processes keep their group between calls.
 
     Args:
         backend: "threads" runs n threads of this process. "shm", or any registered backend whose ranks are processes,
@@ -65,38 +59,23 @@ def run_ranks(
     """
     from rankwise.rank_threads import Place, places, rank_of_group  # not loaded with the public names
 
-    if callable(n):
-        fn, n = n, fn
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")
-    if args or kwargs:
-        fn = _Bound(fn, args, kwargs)
     timeout = check_timeout(timeout)
+    call = partial(run_on, fn=fn, args=args, kwargs=kwargs)
     if backend == "solo":
         if n != 1:
             raise ValueError(f"n={n}: expected 1 rank on backend 'solo'")
         with rank_of_group(lambda: registry.opener("solo")(Job(), timeout), "solo") as group:
-            return values([run_on(group, fn)])
+            return values([call(group)])
     if callable(backend):
         job_id = f"run_ranks-{next(_job_numbers)}"
         jobs = [Job(rank, n, rank, n, "run_ranks", job_id) for rank in range(n)]
-        return _on_threads(fn, [Place(job.rank, partial(backend, job, timeout), "") for job in jobs], timeout)
+        return _on_threads(call, [Place(job.rank, partial(backend, job, timeout), "") for job in jobs], timeout)
     if backend == "threads":
-        return _on_threads(fn, places(n, timeout), timeout)
+        return _on_threads(call, places(n, timeout), timeout)
     registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
-    return _on_processes(n, fn, backend, timeout)
-
-
-class _Bound(Generic[T]):
-    """A function of the group, with its further arguments."""
-
-    def __init__(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._fn, self._args, self._kwargs = fn, args, kwargs
-        self.__module__ = fn.__module__  # in which other processes find it
-        self.__qualname__ = getattr(fn, "__qualname__", "")
-
-    def __call__(self, group: Group) -> T:
-        return self._fn(group, *self._args, **self._kwargs)
+    return _on_processes(fn, n, args, kwargs, backend, timeout)
 
 
 def close_pools() -> None:
@@ -105,12 +84,12 @@ def close_pools() -> None:
         _pools.popitem()[1].close()
 
 
-def _on_threads(fn: Callable[[Group], T], places: Sequence[Place], timeout: float) -> list[T]:
+def _on_threads(call: Callable[[Group], Outcome[T]], places: Sequence[Place], timeout: float) -> list[T]:
     from rankwise.rank_threads import run_on_threads
 
     outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in places]
     end = time.monotonic() + timeout + GRACE
-    for ending in run_on_threads(lambda group: run_on(group, fn), places, timeout + GRACE):
+    for ending in run_on_threads(call, places, timeout + GRACE):
         outcome = ending.value or failed(ending.exception())  # connecting may have failed
         if outcome.failure.endswith("KeyboardInterrupt\n") and time.monotonic() > end:  # it was interrupted then
             outcome = replace(outcome, failure=f"{outcomes[ending.rank].failure}:\n{outcome.failure}")
@@ -118,7 +97,7 @@ def _on_threads(fn: Callable[[Group], T], places: Sequence[Place], timeout: floa
     return values(outcomes)
 
 
-def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float) -> list[T]:
+def _on_processes(fn: Callable[..., T], n: int, args: Args, kwargs: Kwargs, backend: str, timeout: float) -> list[T]:
     pool = _pools.pop((backend, n), None)
     if pool is None:
         while _pools and n + sum(size for _, size in _pools) > MOST_IDLE_RANKS:
@@ -127,7 +106,7 @@ def _on_processes(n: int, fn: Callable[[Group], T], backend: str, timeout: float
 
         pool = RankPool(n, backend)
     try:
-        outcomes = pool.run(fn, timeout, GRACE)
+        outcomes = pool.run(fn, args, kwargs, timeout, GRACE)
     except BaseException:
         pool.close()
         raise

@@ -122,7 +122,7 @@ def check_operation(
     group.
     """
     cases = select(operation, level, n, seed, every_pair)
-    return merged(run_ranks(n, partial(run_cases, level=level, cases=cases), backend=backend, timeout=timeout))
+    return merged(run_ranks(partial(run_cases, level=level, cases=cases), n, backend=backend, timeout=timeout))
 
 
 @dataclass
@@ -195,7 +195,7 @@ def check_backend(
         timeout: seconds for all cases of one operation.
         progress: called with the name of each part as it begins.
     """
-    run = partial(run_ranks, n, backend=backend, timeout=timeout)
+    run = partial(run_ranks, n=n, backend=backend, timeout=timeout)
     return _check(Report(backend if isinstance(backend, str) else backend.__name__, n), run, operations, seed, progress)
 
 
@@ -213,7 +213,7 @@ def check_group(
     """
 
     def run(fn: Callable[[Group], Any]) -> list[Any]:
-        outcome = run_on(group, fn)
+        outcome = run_on(group, fn, (), {})
         if outcome.failure:
             print(f"rank {group.rank}: {outcome.failure}", file=sys.stderr, flush=True)
         return values(group.all_gather_object(outcome, allow_pickle=True))

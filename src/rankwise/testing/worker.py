@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,7 +22,7 @@ def serve(connection: Connection, group: Group) -> None:
             return
         sys.path[:] = path
         group.timeout = timeout
-        outcome = run_on(group, partial(_unpacked, task))
+        outcome = run_on(group, _unpacked, (task,), {})
         try:
             reply = pickler(run_on)(outcome)
         except BaseException as error:  # noqa: BLE001 - whatever its classes raise
@@ -31,8 +30,9 @@ def serve(connection: Connection, group: Group) -> None:
         connection.send_bytes(reply)
 
 
-def _unpacked(task: bytes, group: Group) -> Any:
-    return pickle.loads(task)(group)
+def _unpacked(group: Group, task: bytes) -> Any:
+    fn, args, kwargs = pickle.loads(task)
+    return fn(group, *args, **kwargs)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def test_all_to_all_of_different_lengths(n: int) -> None:
             group.barrier()
         return str(caught.value)
 
-    errors = run_ranks(n, body, backend=opener())
+    errors = run_ranks(body, n, backend=opener())
     assert errors == [errors[0]] * n
     sent = 2 if n == 2 else 3
     assert errors[0].startswith(f"all_to_all_v: rank 0 sends {sent} elements to rank 1, which expects 1 (operation #")
@@ -52,7 +52,7 @@ def test_counts_that_another_rank_does_not_expect(size: int) -> None:
         assert not out.any()
         return str(caught.value)
 
-    errors = run_ranks(2, body, backend=opener())
+    errors = run_ranks(body, 2, backend=opener())
     assert errors[0] == errors[1]
     for words in (
         f"all_to_all_v: rank 1 sends {size} elements to rank 0, which expects {size - 1} (operation #",

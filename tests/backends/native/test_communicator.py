@@ -139,7 +139,7 @@ def test_split_groups_outlive_their_parent() -> None:
         assert x.tolist() == [[2] * 3, [4] * 3][group.rank % 2]
         part.close()
 
-    run_ranks(4, ranks)
+    run_ranks(ranks, 4)
 
 
 def test_abort_fails_every_rank() -> None:
@@ -152,7 +152,7 @@ def test_abort_fails_every_rank() -> None:
             comm.barrier()
         assert (caught.value.rank, caught.value.how) == (1, "aborted the group: gave up")
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
 
 
 def test_the_timeout_applies_to_operations() -> None:
@@ -172,7 +172,7 @@ def test_the_timeout_applies_to_operations() -> None:
             with pytest.raises((CollectiveTimeout, PeerLostError)):
                 group.comm.barrier()
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ctrl_c_while_an_error_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,5 +208,5 @@ def _in_many_groups(group: Group) -> tuple[int, int]:
 
 
 def test_messages_of_all_groups_move_in_one_background_thread() -> None:
-    for one, many in run_ranks(2, _in_many_groups, backend="shm"):
+    for one, many in run_ranks(_in_many_groups, 2, backend="shm"):
         assert many == one

@@ -123,7 +123,7 @@ def test_the_error_for_a_file_that_the_variable_names_says_so(tmp_path: Path, mo
     monkeypatch.setenv("RANKWISE_TUNING", missing)
     text = f"environment variable RANKWISE_TUNING: tuning file {missing}: it cannot be read: No such file or directory"
     with pytest.raises(RanksFailed, match=re.escape(f"ValueError: {text}")):
-        run_ranks(2, lambda group: None)
+        run_ranks(lambda group: None, 2)
 
 
 def test_names_that_do_not_exist() -> None:

@@ -59,6 +59,6 @@ def on_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> OnRanks:
 
     def run(n: int, fn: Callable[[int, int], T], backend: str = "rankwise", timeout: float = 90) -> list[T]:
         file = str(tmp_path / f"store{next(calls)}")
-        return run_ranks(n, InGroup(fn, backend, file), backend="shm", timeout=timeout)
+        return run_ranks(InGroup(fn, backend, file), n, backend="shm", timeout=timeout)
 
     return run

@@ -83,7 +83,7 @@ def test_gradients_are_the_numerical_ones(n: int, dtype: str) -> None:
                 except Exception as error:
                     raise AssertionError(f"{name}: {error}") from error
 
-    run_ranks(n, ranks, backend="threads" if n == 1 else "shm", timeout=200)
+    run_ranks(ranks, n, backend="threads" if n == 1 else "shm", timeout=200)
 
 
 def test_inputs_are_left_alone_and_results_are_new() -> None:
@@ -96,7 +96,7 @@ def test_inputs_are_left_alone_and_results_are_new() -> None:
             assert y.data_ptr() != x.data_ptr() or not y.numel()
             assert x._version == 0
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_a_rank_whose_tensor_requires_no_grad_takes_part_in_the_backward_pass() -> None:
@@ -108,7 +108,7 @@ def test_a_rank_whose_tensor_requires_no_grad_takes_part_in_the_backward_pass() 
         z.sum().backward()
         return y.requires_grad, None if w.grad is None else w.grad.tolist()
 
-    assert run_ranks(3, ranks) == [(True, None), (True, [18.0, 18.0]), (True, None)]
+    assert run_ranks(ranks, 3) == [(True, None), (True, [18.0, 18.0]), (True, None)]
 
 
 def test_without_gradients_nothing_is_recorded() -> None:
@@ -118,7 +118,7 @@ def test_without_gradients_nothing_is_recorded() -> None:
         with torch.no_grad():
             assert not rw.autograd.all_gather(torch.ones(2, requires_grad=True), group).requires_grad
 
-    run_ranks(2, ranks)
+    run_ranks(ranks, 2)
 
 
 def test_ranks_in_different_grad_modes_are_told_so() -> None:
@@ -130,7 +130,7 @@ def test_ranks_in_different_grad_modes_are_told_so() -> None:
             rw.autograd.all_reduce(torch.ones(2, requires_grad=True), group=group)
         return group.all_reduce(1)
 
-    assert run_ranks(3, ranks) == [3, 3, 3]
+    assert run_ranks(ranks, 3) == [3, 3, 3]
 
 
 def test_bad_arguments_do_no_harm() -> None:
@@ -148,7 +148,7 @@ def test_bad_arguments_do_no_harm() -> None:
                 rw.autograd.broadcast(torch.ones(2), 2, group)
         return group.all_reduce(1)
 
-    assert run_ranks(2, ranks) == [2, 2]
+    assert run_ranks(ranks, 2) == [2, 2]
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jacrev"])
@@ -159,7 +159,7 @@ def test_the_transforms_of_torch_func_are_refused_before_anything_is_sent(transf
             called(torch.ones(2, 3))
         assert rw.autograd.all_reduce(torch.ones(1), group=group).item() == 2
 
-    run_ranks(2, body)
+    run_ranks(body, 2)
 
 
 def test_the_default_group_is_used() -> None:

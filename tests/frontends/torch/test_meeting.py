@@ -48,7 +48,7 @@ def test_a_plan_left_in_the_store_is_not_followed(tmp_path: Path) -> None:
             time.sleep(0.2)  # rank 1 takes the old call for this meeting's, whose plan is there
         return [first, meet_and_add(store, group.rank, 2)]
 
-    assert run_ranks(2, ranks) == [[0x101, 0x101]] * 2
+    assert run_ranks(ranks, 2) == [[0x101, 0x101]] * 2
 
 
 def test_a_meeting_that_was_broken_off_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_meeting_that_was_broken_off_is_in_nobodys_way(tmp_path: Path) -> None
             wait_until(lambda: store.check(["1/1", "1/2"]))
         return meet_and_add(store, group.rank, 3)
 
-    assert run_ranks(3, ranks) == [0x10101] * 3
+    assert run_ranks(ranks, 3) == [0x10101] * 3
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_groups_are_made_again_and_again_by_one_store(tmp_path: Path) -> None:
             assert x.tolist() == [4, 4]
             dist.destroy_process_group()
 
-    run_ranks(2, ranks, backend="shm")
+    run_ranks(ranks, 2, backend="shm")
 
 
 def test_who_did_not_come_is_named(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_who_did_not_come_is_named(tmp_path: Path) -> None:
         assert (caught.value.operation, caught.value.limit) == ("init", 0.2)
         return caught.value.missing
 
-    assert run_ranks(3, ranks) == [(1, 2), (0,), (0,)]
+    assert run_ranks(ranks, 3) == [(1, 2), (0,), (0,)]
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path) -> None:
             with pytest.raises(rw.BackendUnavailable, match=text):
                 meeting.meet(store, group.rank, 3, LIMIT)
 
-    run_ranks(3, ranks, backend="shm")
+    run_ranks(ranks, 3, backend="shm")
 
 
 def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:
         with pytest.raises(MemoryError, match=r"rank 0 could not make the group: .* needs 9 MiB, 1 MiB are available"):
             meeting.meet(store, group.rank, 3, LIMIT, parent, [0, 1, 2])
 
-    run_ranks(3, ranks)
+    run_ranks(ranks, 3)
