@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from array_level import EVERY_SCENARIO
 from engines import FULL, conforms
 from rankwise import BackendUnavailable, CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.message import ANY
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
-from rankwise.testing.scenarios import SCENARIOS
 
 SOME = [
     (2, "array", "all_reduce"),
@@ -59,9 +59,9 @@ def test_operation(n: int, level: str, operation: str) -> None:
     conforms(operation, level, n, "gloo")
 
 
-@pytest.mark.parametrize("name", list(SCENARIOS) if FULL else SOME_SCENARIOS)
+@pytest.mark.parametrize("name", list(EVERY_SCENARIO) if FULL else SOME_SCENARIOS)
 def test_scenario(name: str) -> None:
-    run_ranks(SCENARIOS[name], 4 if FULL else 3, backend="gloo")
+    run_ranks(EVERY_SCENARIO[name], 4 if FULL else 3, backend="gloo")
 
 
 def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> None:

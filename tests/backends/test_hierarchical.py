@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from array_level import EVERY_SCENARIO
 from engines import conforms
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.hierarchical.communicator import HierarchicalCommunicator
@@ -27,7 +28,6 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
-from rankwise.testing.scenarios import SCENARIOS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts_in_threads import PLACEMENTS, opener
@@ -46,11 +46,11 @@ def test_operation(level: str, name: str) -> None:
     conforms(name, level, len(hosts), opener(hosts))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", EVERY_SCENARIO)
 @pytest.mark.parametrize("placement", ["one has one"])
 def test_scenario(placement: str, name: str) -> None:
     hosts = PLACEMENTS[placement]
-    run_ranks(SCENARIOS[name], len(hosts), backend=opener(hosts))
+    run_ranks(EVERY_SCENARIO[name], len(hosts), backend=opener(hosts))
 
 
 def test_groups_within_a_host_use_shared_memory() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from array_level import EVERY_SCENARIO
 from engines import conforms
 from rankwise.backends.native import threads
 from rankwise.backends.nccl import communicator as nccl
@@ -33,7 +34,6 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
-from rankwise.testing.scenarios import SCENARIOS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from nccl_double import Cuda, Nccl, World
@@ -68,9 +68,9 @@ def test_operation(name: str, everywhere: bool) -> None:
     conforms(name, "pointer", 3, doubled(3, everywhere=everywhere))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", EVERY_SCENARIO)
 def test_scenario(name: str) -> None:
-    run_ranks(SCENARIOS[name], 2, backend=doubled(2, everywhere=False))
+    run_ranks(EVERY_SCENARIO[name], 2, backend=doubled(2, everywhere=False))
 
 
 def one(calls: list[Any], **options: Any) -> NcclCommunicator:

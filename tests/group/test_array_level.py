@@ -1,14 +1,11 @@
-"""Bad arguments and arrays of every layout: the same on all backends, so not in the conformance suite."""
+"""Bad arguments, arrays of every layout, composed operations: not in the conformance suite of a backend."""
 
 from __future__ import annotations
 
 import pytest
 
-from array_level import arguments, memory
+from array_level import SCENARIOS
 from rankwise.testing import run_ranks
-from rankwise.testing.scenarios import scenarios_of
-
-SCENARIOS = scenarios_of(arguments, memory)
 
 
 @pytest.mark.parametrize(("backend", "n"), [("solo", 1), ("threads", 1), ("threads", 3), ("shm", 2), ("shm", 4)])

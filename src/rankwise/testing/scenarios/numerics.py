@@ -105,19 +105,6 @@ def subnormals_are_kept(group: Group) -> None:
         assert (group.all_reduce(np.full(33, tiny, kind), "max") == tiny).all()
 
 
-def numbers_come_back_as_numbers(group: Group) -> None:
-    n = group.world_size
-    assert group.all_reduce(2) == 2 * n
-    assert isinstance(group.all_reduce(2), int)
-    assert group.all_reduce(0.5, "mean") == 0.5
-    assert isinstance(group.all_reduce(0.5), float)
-    if _supported(group, [DType.C128]):
-        assert group.all_reduce(1j) == n * 1j
-    assert group.broadcast(group.rank + 10, n - 1) == n + 9
-    assert isinstance(group.all_reduce(np.float32(3)), np.float32)
-    assert group.all_gather(group.rank).tolist() == list(range(n))
-
-
 def _supported(group: Group, dtypes: Sequence[DType]) -> list[DType]:
     """The dtypes that both this installation and the backend support; the answer is the same on all ranks."""
     found = []
