@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from engines import check_operation
 from rankwise.testing.cases import OPERATIONS
-from rankwise.testing.suite import Status, check_operation
+from rankwise.testing.suite import Status
 
 WORLDS = [("solo", 1), *((backend, n) for backend in ("threads", "shm") for n in (1, 2, 3, 4, 7))]
 QUICK = [("solo", 1), ("threads", 3), ("shm", 4)]  # the others are left to make test-all

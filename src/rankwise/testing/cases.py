@@ -99,11 +99,8 @@ def numpy_dtypes() -> dict[DType, np.dtype[Any]]:
     return {dtype: to_numpy(dtype) for dtype in DType if present or dtype not in needs_it}
 
 
-def select(operation: str, level: str, world_size: int, seed: int = 0, every_pair: bool = True) -> list[Case]:
-    """The cases of one operation at a level ("pointer" or "array") on `world_size` ranks.
-
-    every_pair: of a dtype and an op; otherwise each dtype and each op at least once, in a pair that has a meaning.
-    """
+def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[Case]:
+    """The cases of one operation at a level ("pointer" or "array") on `world_size` ranks."""
     rng = random.Random(f"{operation} {level} {world_size} {seed}")
     dtypes = sorted(numpy_dtypes())
     ops: list[ReduceOp | None] = list(ReduceOp) if operation in REDUCTIONS else [None]
@@ -120,13 +117,7 @@ def select(operation: str, level: str, world_size: int, seed: int = 0, every_pai
         strided = False if plain else next(layouts)
         return Case(operation, dtype, shape, op, next(roots), next(outs), strided, next(seeds))
 
-    pairs: list[tuple[DType, ReduceOp | None]] = list(product(dtypes, ops))
-    if operation in REDUCTIONS and not every_pair:
-        meant = [(dtype, op) for dtype, op in product(dtypes, ReduceOp) if means(operation, dtype, op)]
-        rng.shuffle(meant)
-        of_dtype, of_op = ({pair[which]: pair for pair in meant} for which in (0, 1))
-        pairs = [*of_dtype.values(), *of_op.values()]
-    cases = [case(dtype, op, next(small)) for dtype, op in pairs]
+    cases = [case(dtype, op, next(small)) for dtype, op in product(dtypes, ops)]
     some_dtypes = _rounds(rng, dtypes)
     some_ops = _rounds(rng, [ReduceOp.SUM, ReduceOp.MAX] if operation in REDUCTIONS else [None])
     for size, delta in product(BOUNDARIES, (-1, 0, 1)):

@@ -108,23 +108,6 @@ def merged(by_rank: Sequence[Sequence[Result]]) -> list[Result]:
     return results
 
 
-def check_operation(
-    operation: str,
-    level: str,
-    n: int,
-    backend: str | Opener,
-    *,
-    seed: int = 0,
-    timeout: float = 60.0,
-    every_pair: bool = True,
-) -> list[Result]:
-    """Run the cases of one operation, as `select` gives them, on `n` ranks. Raises RanksFailed if a case fails the
-    group.
-    """
-    cases = select(operation, level, n, seed, every_pair)
-    return merged(run_ranks(partial(run_cases, level=level, cases=cases), n, backend=backend, timeout=timeout))
-
-
 @dataclass
 class Report:
     """The findings of `check_backend`."""
