@@ -95,7 +95,7 @@ The more ranks, the shorter each envelope, but it always has room for INLINE_LEA
 """
 INLINE_LEAST = 24
 DIRECT = 1 << 20
-"""On gloo and at most FEW ranks: the most bytes of data that all ranks' envelopes for one rank have together.
+"""On gloo: the most bytes of data that all ranks' envelopes for one rank have together.
 
 Each rank then sends each other one an envelope of its own, only as long as its data requires. No algorithm sends fewer
 bytes of a gather, scatter, all_gather, all_to_all or reduce_scatter, and all others take at least two latencies more.
@@ -116,15 +116,7 @@ GATHERED_DEFAULT is for all backends that are not listed.
 """
 GATHERED_DEFAULT = 1 << 14
 
-FEW = 16
-"""On at most so many ranks of gloo, the envelopes go to all ranks at once, else in about log2(ranks) steps.
-
-By the model of benchmarks/results/many-hosts.md, a step takes A, and each message about 20 us of CPU time. On 16 ranks,
-15 messages at once take 330 us with A = 30 us (100 Gbit/s) and 450 us with A = 150 us; 4 steps with one message each
-take 200 and 680 us. The two take equally long on about 8 ranks with A = 30 us, and on 32 to 64 ranks with A = 150 us.
-Between hosts that are 20 ms apart, a step takes 20 ms: there an all_reduce of 8 bytes on 8 ranks took 24 ms instead of
-70 (measured by benchmarks/hosts.py).
-"""
+FEW = 16  # the most ranks of gloo of which a broadcast divides every array that it does not gather
 MANY = 8  # the least number of ranks or hosts for what pays with many of them
 DOUBLED = 1 << 18
 """On MANY ranks of MPI or more, an all_reduce of up to this size of a rank's array is by recursive_doubling.
@@ -197,17 +189,12 @@ def cannot_run(backend: str, operation: str, algorithm: str, why: str, remedy: s
     return UnsupportedError(f"RANKWISE_ALGORITHM={operation}={algorithm}", backend, why, remedy)
 
 
-def direct(backend: str, n: int) -> bool:
-    """Whether each rank of a group of n sends each other one an envelope of its own."""
-    return backend == "gloo" and n <= FEW
-
-
 def envelope(backend: str, n: int) -> int:
     """The most bytes of data in one envelope in a group of n ranks; -1: none.
 
-    In an envelope of its own for each rank (`direct`), it is a multiple of every dtype's size.
+    On gloo, where each rank gets an envelope of its own, it is a multiple of every dtype's size.
     """
-    if direct(backend, n):
+    if backend == "gloo":
         return DIRECT // n // 16 * 16
     most = INLINE.get(backend, INLINE_DEFAULT)
     return min(most, max(INLINE_LEAST, ENVELOPES // n // 8 * 8 - 8))
@@ -219,7 +206,7 @@ def inline(backend: str, n: int) -> dict[str, int]:
     For all_to_all_v it is the counts that travel there.
     """
     most = envelope(backend, n)
-    blocks = n * most if direct(backend, n) else most
+    blocks = n * most if backend == "gloo" else most
     return {
         **dict.fromkeys(("barrier", "all_gather", "gather", "scatter_array", "all_to_all_v"), most),
         **dict.fromkeys(("all_reduce", "broadcast", "reduce", "scatter", "reduce_scatter", "all_to_all"), blocks),

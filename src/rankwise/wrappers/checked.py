@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.contract.communicator import Communicator, bind, complete
@@ -61,8 +60,8 @@ class CheckedCommunicator(ComparingCommunicator):
         call.check(self._world_size)
         self._run(call, self._complete.run, (call,))
 
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
-        return partial(self._complete.all_gather, mine, everybody, size, DType.U8)
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        self._complete.all_gather(mine, everybody, size, DType.U8)
 
     # ---- going on after a loss ----
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -181,9 +181,8 @@ class ComposedCommunicator(ComparingCommunicator):
 
     # ---- what an adapter may do better ----
 
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
-        return lambda: self._all_gather(mine, everybody, size)
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        self._all_gather(mine, everybody, size)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         mine, whole = self._rooted(sizes, root)

@@ -153,12 +153,12 @@ class ComparingCommunicator(OpenCommunicator):
     # ---- what a backend provides ----
 
     @abstractmethod
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        """A function that gathers `size` bytes from every rank, each time from and to the same memory."""
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        """Gather `size` bytes of host memory from every rank."""
 
     def _new_envelopes(self) -> Envelopes:
         """How the ranks compare their calls. Called once for a group."""
-        return GatheredEnvelopes(self._rank, self._world_size, max([0, *self._inline.values()]), self._mover)
+        return GatheredEnvelopes(self._rank, self._world_size, max([0, *self._inline.values()]), self._collect)
 
     @abstractmethod
     def _part(self, color: int, members: Sequence[int]) -> OpenCommunicator:
@@ -259,10 +259,6 @@ class ComparingCommunicator(OpenCommunicator):
             self._fail(difference, known_to_all=True)
             raise difference
         return move(*args)
-
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
-        """Gather `size` bytes of host memory from every rank."""
-        self._mover(mine, everybody, size)()
 
     def _difference(self, call: Call) -> MismatchError:
         """What each rank calls. All ranks have detected a difference, and exchange their descriptions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -130,13 +131,11 @@ def _part_size(header: list[int], n: int) -> int:
 class GatheredEnvelopes(Envelopes):
     """Envelopes of one length, since some engines crash if lengths differ; every rank receives those of all ranks.
 
-    inline: the most bytes of a payload, a multiple of 8. mover: makes a function that exchanges them, from the
-    address of this rank's envelope, the address for all envelopes, and the size of one.
+    inline: the most bytes of a payload, a multiple of 8. collect: gathers all envelopes, from the address of this
+    rank's, the address for all of them, and the size of one.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, inline: int, mover: Callable[[int, int, int], Callable[[], object]]
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, inline: int, collect: Callable[[int, int, int], object]) -> None:
         super().__init__(rank, world_size)
         size = DIGEST + inline
         self._mine, self._all = np.zeros(size // 8, np.int64), np.zeros((world_size, size // 8), np.int64)
@@ -144,13 +143,13 @@ class GatheredEnvelopes(Envelopes):
         self._head, self._digests = self._mine.data, self._all[:, 0].data
         self._payload = mine + DIGEST
         self._payloads = [everybody + DIGEST + number * size for number in range(world_size)]
-        self._move = mover(mine, everybody, size)
+        self._collect = partial(collect, mine, everybody, size)
 
     def exchange(self, ptr: int = 0, size: int = 0, root: int | None = None) -> list[int]:
         self._head[0] = self.digest
         if size:
             _copy(self._payload, ptr, size)
-        self._move()
+        self._collect()
         if self._digests.tolist().count(self.digest) != self._n:
             raise Different
         return self._payloads

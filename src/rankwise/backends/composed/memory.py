@@ -21,10 +21,3 @@ def blocks(ptr: int, count: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8
 def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
     item = ITEMSIZE[dtype]
     return tuple(count * item for count in counts)
-
-
-def around(first: int, length: int, n: int) -> list[tuple[int, int]]:
-    """`length` of n ranks from `first` on, where rank 0 follows the last: one or two ranges (first rank, length)."""
-    first %= n
-    before = min(length, n - first)
-    return [(first, before)] if before == length else [(first, before), (0, length - before)]

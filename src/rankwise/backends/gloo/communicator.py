@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.envelopes import Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo import direct
@@ -34,7 +32,6 @@ from rankwise.backends.gloo.group_store import GroupStore
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import Gather, Roster
-from rankwise.backends.gloo.standing import StandingExchange
 from rankwise.backends.gloo.transport import Transport
 from rankwise.backends.gloo.words import StoreWords
 from rankwise.contract.communicator import bind
@@ -172,32 +169,16 @@ class GlooCommunicator(ComposedCommunicator):
         if self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)) == "ring":
             self._transport.all_gather(send, recv, size)
         else:
-            self._mover(send, recv, size)()
+            self._collect(send, recv, size)
 
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        return partial(direct.all_gather_v, self._transport, mine, everybody, (size,) * self._world_size)
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
+        direct.all_gather_v(self._transport, mine, everybody, (size,) * self._world_size)
 
-    def _new_envelopes(self) -> Envelopes:
-        n = self._world_size
-        size = tuning.envelope("gloo", n)
-        if tuning.direct("gloo", n):
-            return DirectEnvelopes(self._transport, size)
-        return GatheredEnvelopes(self._rank, n, size, partial(StandingExchange, self._transport))
+    def _new_envelopes(self) -> DirectEnvelopes:
+        return DirectEnvelopes(self._transport, tuning.envelope("gloo", self._world_size))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         self._transport.all_to_all(send, recv, send_sizes, recv_sizes)
-
-    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        if min(sizes) == max(sizes):
-            self._gather(send, recv, sizes[0], root)
-        else:
-            direct.gather_v(self._transport, send, recv, sizes, root)
-
-    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        if min(sizes) == max(sizes):
-            self._scatter(send, recv, sizes[0], root)
-        else:
-            direct.scatter_v(self._transport, send, recv, sizes, root)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         if min(sizes) == max(sizes):

@@ -1,4 +1,4 @@
-"""Envelopes for few ranks: each is only as long as its data requires, and goes directly to its rank, in one latency.
+"""The envelopes of gloo: each is only as long as its data requires, and goes directly to its rank, in one latency.
 
 An all_reduce, broadcast or reduce of a larger array takes two exchanges. In the first one, each rank receives its share
 of the array, or of all arrays, which it reduces. The second one gathers the shares.
@@ -36,7 +36,7 @@ class DirectEnvelopes(Envelopes):
         self._whole = tuning.whole(n)
         self._peers = [(rank + step) % n for step in range(1, n)]
         size = DIGEST + capacity
-        self._receives = StandingReceives(transport, [[(peer * size, size, peer) for peer in self._peers]], n * size)
+        self._receives = StandingReceives(transport, self._peers, size)
         # By memory: the digests, and the addresses of the payloads, by rank. This rank sends from its own place there.
         rows = self._receives.memory.view(np.int64).reshape(2, n, size // 8)
         self._digests = {address(memory): memory[:, 0].data for memory in rows}
@@ -119,7 +119,7 @@ class DirectEnvelopes(Envelopes):
 
     def _begin(self) -> tuple[int, list[Any], int]:
         """The address of this exchange's memory, the receives into it, and where this rank's own payload is in it."""
-        here, (arriving,) = self._receives.begin()
+        here, arriving = self._receives.begin()
         self._digests[here][self._rank] = self.digest
         return here, arriving, self._payloads[here][self._rank]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -488,24 +488,17 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator needs ----
 
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], None]:
+    def _collect(self, mine: int, everybody: int, size: int) -> None:
         """Gather at the first member of each host, exchange among these, and broadcast within each host."""
         whole, sizes = size * self._world_size, [size] * self._world_size
-        blobs, first = self.layout.blobs(sizes), self._number == 0
-        places = list(self._by_host(sizes))
-        memory = np.empty(whole, np.uint8)
-        blob = np.empty(blobs[self._here] if first else 0, np.uint8)
-
-        def move() -> None:
-            by_host = address(memory)
-            self._within.gather(mine, address(blob) if first else 0, size, _BYTE, 0)
-            if first:
-                self._between(0).all_gather_v(address(blob), by_host, blobs, _BYTE)
-            self._within.broadcast(by_host, whole, _BYTE, 0)
-            for at, to, length in places:
-                ctypes.memmove(everybody + at, by_host + to, length)
-
-        return move
+        blobs = self.layout.blobs(sizes)
+        blob, by_host = self._memory("blob", blobs[self._here]), self._memory("carried", whole)
+        self._within.gather(mine, blob, size, _BYTE, 0)
+        if self._number == 0:
+            self._between(0).all_gather_v(blob, by_host, blobs, _BYTE)
+        self._within.broadcast(by_host, whole, _BYTE, 0)
+        for at, to, length in self._by_host(sizes):
+            ctypes.memmove(everybody + at, by_host + to, length)
 
     def _part(self, color: int, members: Sequence[int]) -> OpenCommunicator:
         key = members.index(self._rank)

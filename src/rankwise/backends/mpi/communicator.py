@@ -163,7 +163,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._comm.Scatter(whole, self._transport.bytes(recv, size), root)
 
     def _all_gather(self, send: int, recv: int, size: int) -> None:
-        self._mover(send, recv, size)()
+        self._comm.Allgather(self._transport.bytes(send, size), self._transport.each(recv, size))
 
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         self._comm.Alltoall(self._transport.each(send, size), self._transport.each(recv, size))
@@ -207,9 +207,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         finally:
             for kind in to_free + more:
                 kind.Free()
-
-    def _mover(self, mine: int, everybody: int, size: int) -> Callable[[], object]:
-        return partial(self._comm.Allgather, self._transport.bytes(mine, size), self._transport.each(everybody, size))
 
     # ---- reductions that MPI does as the contract requires ----
 
