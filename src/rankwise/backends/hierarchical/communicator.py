@@ -207,43 +207,6 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for at, to, length in self.layout.arrangement(sizes, slices):
             ctypes.memmove(recv + at, carried + to, length)
 
-    def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        """To the first member of each host, from these to the first member of root's host, and from there to root."""
-        blobs, host = self.layout.blobs(sizes), self.layout.host[root]
-        first, on_root = self._number == 0, self._rank == root
-        blob = self._memory("blob", blobs[self._here]) if first else 0
-        self._within.gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE, 0)
-        everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
-        if first:
-            self._between(0).gather_v(blob, everything, blobs, _BYTE, host)
-        if host == self._here:
-            self._pass_on(everything, 0, self.layout.local(root), sum(sizes))
-        if on_root:
-            for at, to, length in self._by_host(sizes):
-                ctypes.memmove(recv + at, everything + to, length)
-
-    def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        """_gather_v in reverse."""
-        blobs, host = self.layout.blobs(sizes), self.layout.host[root]
-        first, on_root = self._number == 0, self._rank == root
-        everything = self._memory("carried", sum(sizes)) if host == self._here and (first or on_root) else 0
-        if on_root:
-            for at, to, length in self._by_host(sizes):
-                ctypes.memmove(everything + to, send + at, length)
-        if host == self._here:
-            self._pass_on(everything, self.layout.local(root), 0, sum(sizes))
-        blob = self._memory("blob", blobs[self._here]) if first else 0
-        if first:
-            self._between(0).scatter_v(everything, blob, blobs, _BYTE, host)
-        self._within.scatter_v(blob, recv, [sizes[rank] for rank in self._members], _BYTE, 0)
-
-    def _pass_on(self, ptr: int, source: int, target: int, size: int) -> None:
-        """From one member of this host to another; ptr: the address of the bytes on each of the two."""
-        if source != target:
-            only = [size if number == target else 0 for number in range(len(self._members))]
-            taken = ptr if self._number == target else 0
-            self._within.scatter_v(ptr if self._number == source else 0, taken, only, _BYTE, source)
-
     def _all_to_all(self, send: int, recv: int, size: int) -> None:
         layout = self.layout
         even = layout.lanes * layout.hosts == self._world_size

@@ -57,16 +57,14 @@ class Channel(composed.Channel):
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         part, number = self._way(dest)
-        args = ptr, count, dtype, number, tag, keep
-        return self._start(part, "send", part.send, *args)
+        return self._start(part, "send", part.send, ptr, count, dtype, number, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could match the same message.
             if src != ANY and not any(overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
-                args = ptr, count, dtype, number, tag, keep
-                return self._start(part, "recv", part.recv, *args)
+                return self._start(part, "recv", part.recv, ptr, count, dtype, number, tag, keep)
             receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
         self.progress()
