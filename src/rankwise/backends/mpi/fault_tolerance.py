@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError, error_of
-from rankwise.contract.failure import Failure
+from rankwise.contract.errors import PeerLostError, RankwiseError, error_of
+from rankwise.contract.failure import AtRank, Failure
+from rankwise.contract.failure_kinds import LOST, TIMEOUT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -246,23 +247,14 @@ class FaultTolerance:
         lost = self.lost()
         if not lost:
             return RankwiseError(f"another rank failed in {where}")
-        text = f"rank {lost[0]} was lost in {where}: its process ended"
-        if len(lost) > 1:
-            text = f"ranks {', '.join(map(str, lost))} were lost in {where}: their processes ended"
-        operation, sequence = _parsed(where)
-        return PeerLostError(text, rank=lost[0], how="ended", operation=operation, sequence=sequence)
+        return error_of(Failure(LOST, to_blame=tuple(lost), how="ended").found_in(*_parsed(where)))
 
     def _timed_out(self, calls: dict[int, str], where: str, limit: float) -> RankwiseError:
         states = {rank: f"in {call}" for rank, call in (calls | {self._rank: where}).items()}
         missing = tuple(rank for rank in range(len(self._world_ranks)) if rank not in states)
-        states = dict(sorted((states | dict.fromkeys(missing, "in no call of this group")).items()))
-        ranks = f" from rank {', '.join(map(str, missing))}" if missing else ""
-        lines = [f"no answer within the timeout of {limit:g} s{ranks}, awaited by rank {self._rank} in {where}"]
-        lines += [f"  rank {rank}: {states[rank]}" for rank in states]
-        operation, sequence = _parsed(where)
-        return CollectiveTimeout(
-            "\n".join(lines), limit=limit, missing=missing, states=states, operation=operation, sequence=sequence
-        )
+        states |= dict.fromkeys(missing, "in no call of this group")
+        ranks = {rank: AtRank(state) for rank, state in sorted(states.items())}
+        return error_of(Failure(TIMEOUT, ranks=ranks, to_blame=missing, limit=limit).found_in(*_parsed(where)))
 
 
 def lost(comm: MPI.Intracomm) -> list[int]:
