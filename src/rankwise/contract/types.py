@@ -61,8 +61,8 @@ DTYPE_NAMES = {dtype: _NAMES.get(dtype) or _KINDS[dtype.name[0]] + dtype.name[1:
 class ReduceOp(IntEnum):
     """How a reduction combines the ranks' elements.
 
-    f16, bf16 and fp8 are accumulated in f32 and rounded once. MIN and MAX propagate NaN. Integers wrap. MEAN divides
-    the sum by the world size.
+    f16, bf16 and fp8 are accumulated in f32 and rounded once, except by NCCL, which rounds them at every step. MIN and
+    MAX propagate NaN. Integers wrap. MEAN divides the sum by the world size.
 
     Example:
         >>> group.all_reduce(3 + group.rank, rw.ReduceOp.MAX)
