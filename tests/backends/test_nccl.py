@@ -18,6 +18,8 @@ import pytest
 import rankwise as rw
 from array_level import EVERY_SCENARIO
 from engines import conforms
+from rankwise.arrays.base import Buffer, Device
+from rankwise.arrays.numpy import NUMPY
 from rankwise.backends.native import threads
 from rankwise.backends.nccl import communicator as nccl
 from rankwise.backends.nccl.communicator import Libraries, NcclCommunicator
@@ -29,14 +31,14 @@ from rankwise.contract.errors import (
     RankwiseError,
 )
 from rankwise.contract.job import Job
-from rankwise.contract.operations import ALL_REDUCE, Call
+from rankwise.contract.operations import ALL_GATHER, ALL_REDUCE, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 from rankwise.testing.cases import OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nccl_double import Cuda, Nccl, World
+from nccl_double import Cuda, Nccl, NCCLError, World
 
 
 def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: list[Libraries] | None = None) -> Opener:
@@ -125,6 +127,58 @@ def test_device_memory_is_passed_to_nccl_without_a_copy() -> None:
         del calls[:]
         comm.barrier()
         assert ("all_reduce", 1, 1, 0, stream) in calls
+
+
+def on_device(x: np.ndarray[Any, np.dtype[np.float64]], stream: int) -> Buffer:
+    """A tensor's Buffer, packed if x is strided; `stream` is the one on which the program works on it."""
+    shape, packed = x.shape, np.empty(x.shape)
+    where = Device("cuda:0", stream)
+    if x.flags.c_contiguous:
+        return Buffer(x.ctypes.data, x.size, DType.F64, shape, x, NUMPY, x, device=where)
+
+    def put_back(packed: Any) -> Any:
+        x[...] = packed
+        return x
+
+    return Buffer(packed.ctypes.data, x.size, DType.F64, shape, packed, NUMPY, x, put_back, x, where)
+
+
+@pytest.mark.parametrize("strided", ["x", "out", "both"])
+def test_a_strided_tensor_is_ordered_after_its_stream_as_another_is(strided: str) -> None:
+    calls: list[Any] = []
+    with one(calls) as comm:
+        x, out = (np.arange(8.0)[::2] if strided in (name, "both") else np.arange(4.0) for name in ("x", "out"))
+        group = Group(comm)
+        reads, writes = on_device(x, 77), on_device(out, 78)
+        call = Call(ALL_GATHER, reads.ptr, writes.ptr, 4, DType.F64)
+        group._call(call, reads, writes, False)
+        before = calls[: [name for name, *_ in calls].index("all_gather")]
+        recorded = {stream: event for name, event, stream in (c for c in before if c[0] == "cudaEventRecord")}
+        for stream in (77, 78):
+            assert ("cudaStreamWaitEvent", comm._cuda.stream, recorded[stream], 0) in before
+        assert out.tolist() == x.tolist()
+
+
+def test_a_group_of_calls_is_ended_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise NCCL only queues what this thread calls from then on."""
+
+    def refuse(*_: Any) -> None:
+        raise NCCLError("InvalidUsage (5)")
+
+    x, y = np.ones(4), np.zeros(4)
+    p, q, item = x.ctypes.data, y.ctypes.data, DType.F64
+    for name, operation in (
+        ("broadcast", lambda comm: comm.all_gather_v(p, q, [4], item)),
+        ("send", lambda comm: comm.all_to_all_v(p, q, [4], [4], item)),
+        ("reduce", lambda comm: comm.reduce_scatter_v(p, q, [4], item, ReduceOp.SUM)),
+    ):
+        made: list[Libraries] = []
+        comm = one([], made=made)
+        monkeypatch.setattr(made[0].nccl, name, refuse)
+        with pytest.raises(RankwiseError, match="InvalidUsage"):
+            operation(comm)
+        assert made[0].nccl._group is None
+        comm.close()
 
 
 def test_everything_is_released() -> None:

@@ -74,6 +74,8 @@ class GroupBase:
         if (reads is not None and reads.packed) or (writes is not None and writes.packed):
 
             def body() -> Any:
+                if writes is not reads:
+                    self._order(writes)
                 self._collectives.run(call)
                 return finish()
 

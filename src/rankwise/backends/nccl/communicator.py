@@ -16,8 +16,8 @@ step. For other dtypes and ops the data is gathered, and reduced on the host by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -254,6 +254,17 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- moves ----
 
+    @contextmanager
+    def _nccl_group(self) -> Iterator[None]:
+        """Calls that NCCL launches together. The end of a group that an error leaves must not be missing either: this
+        thread's later calls, also on other communicators, would only be queued.
+        """
+        self._nccl.group_start()
+        try:
+            yield
+        finally:
+            self._nccl.group_end()
+
     def _barrier(self) -> None:
         """A one-byte all_reduce, as NCCL has no barrier."""
         byte = self._cuda.scratch("barrier", 1)
@@ -270,25 +281,23 @@ class NcclCommunicator(ComposedCommunicator):
         """A broadcast from each rank, all in one NCCL group."""
 
         def launch(given: int, taken: int, *stream: Any) -> None:
-            self._nccl.group_start()
-            for rank, size in enumerate(sizes):
-                if size:
-                    self._nccl.broadcast(given, taken, size, _BYTE, rank, *stream)
-                taken += size
-            self._nccl.group_end()
+            with self._nccl_group():
+                for rank, size in enumerate(sizes):
+                    if size:
+                        self._nccl.broadcast(given, taken, size, _BYTE, rank, *stream)
+                    taken += size
 
         self._on_device(send, sizes[self._rank], recv, sum(sizes), launch)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
         def launch(given: int, taken: int, *stream: Any) -> None:
-            self._nccl.group_start()
-            for rank, (out, into) in enumerate(zip(send_sizes, recv_sizes, strict=True)):
-                if out:
-                    self._nccl.send(given, out, _BYTE, rank, *stream)
-                if into:
-                    self._nccl.recv(taken, into, _BYTE, rank, *stream)
-                given, taken = given + out, taken + into
-            self._nccl.group_end()
+            with self._nccl_group():
+                for rank, (out, into) in enumerate(zip(send_sizes, recv_sizes, strict=True)):
+                    if out:
+                        self._nccl.send(given, out, _BYTE, rank, *stream)
+                    if into:
+                        self._nccl.recv(taken, into, _BYTE, rank, *stream)
+                    given, taken = given + out, taken + into
 
         self._on_device(send, sum(send_sizes), recv, sum(recv_sizes), launch)
 
@@ -325,12 +334,11 @@ class NcclCommunicator(ComposedCommunicator):
         item = ITEMSIZE[dtype]
 
         def launch(given: int, taken: int, *stream: Any) -> None:
-            self._nccl.group_start()
-            for rank, count in enumerate(counts):
-                if count:
-                    self._nccl.reduce(given, taken, count, DTYPES[dtype], OPS[op], rank, *stream)
-                given += count * item
-            self._nccl.group_end()
+            with self._nccl_group():
+                for rank, count in enumerate(counts):
+                    if count:
+                        self._nccl.reduce(given, taken, count, DTYPES[dtype], OPS[op], rank, *stream)
+                    given += count * item
 
         places, composed = (send, sum(counts) * item, recv, counts[self._rank] * item), super()._reduce_scatter_v
         if self._reduces(dtype, op):
