@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def count_of_ranks(n: int) -> str:
+    """ "1 rank", "2 ranks"."""
+    return "1 rank" if n == 1 else f"{n} ranks"
+
+
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
     """The ranks (or nodes) in order, runs of three or more abbreviated: "rank 3", "ranks 0-2, 5, 6"."""
     runs: list[list[int]] = []

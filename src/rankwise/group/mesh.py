@@ -10,6 +10,7 @@ import numpy as np
 
 from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
@@ -225,7 +226,7 @@ def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
         sizes[unknown[0]] = ranks // known
     if prod(sizes.values()) != ranks:
         given = ", ".join(f"{name}={size}" for name, size in axes.items())
-        raise ValueError(f"{given}: expected sizes whose product is the group's {ranks} ranks")
+        raise ValueError(f"{given}: expected sizes whose product is the group's {count_of_ranks(ranks)}")
     return sizes
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from rankwise.backends.registry import Opener
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.operations import BY_NAME, one_block
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.contract.types import DType
 from rankwise.group.group import Group
 from rankwise.testing import arrays, pointer
@@ -139,7 +140,7 @@ class Report:
 
     def table(self) -> str:
         """Tables of operations by dtypes at each level, then the scenarios."""
-        lines = [f"backend {self.backend}, {self.n} ranks"]
+        lines = [f"backend {self.backend}, {count_of_ranks(self.n)}"]
         lines.append("ok: correct   -: meaningless and refused   no: unsupported by the backend   FAIL: wrong")
         for level, results in self.results.items():
             dtypes = sorted({result.case.dtype for result in results})

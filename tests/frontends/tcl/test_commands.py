@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankwise.frontends.tcl import worlds
 from rankwise.frontends.tcl.commands import COMMANDS
 from rankwise.frontends.tcl.parameters import REQUIRED, camel
 from rankwise.frontends.tcl.session import Session
@@ -194,6 +195,7 @@ def test_positional_forms(session: Session) -> None:
     assert to_list(session, "tensor_create", "5.0", "float32") == "5.0"
     assert to_list(session, "tensor_create", "1 2", "2 1", "int8") == "1 2"
     assert to_list(session, "arange", "3", "int64") == "0 1 2"
+    assert to_list(session, "arange", "-0x2", "0b10", "0O1", "int64") == "-2 -1 0 1"  # as Tcl writes numbers
     assert to_list(session, "arange", "1", "3", "int64") == "1 2"
     assert to_list(session, "arange", "5", "1", "-2", "int64") == "5 3"
     assert "simulated" in call(session, "distributed_init", "1", "4", "nccl") + call(session, "distributed_barrier")
@@ -368,3 +370,12 @@ def test_no_error_leaves_a_command(session: Session) -> None:
     assert code == "error"
     assert text
     assert why.startswith("RANKWISE ")
+
+
+def test_an_error_of_the_backend_that_was_asked_for_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(backend: str | None = None) -> None:
+        raise ValueError("why") if backend else AssertionError("another backend was taken")
+
+    monkeypatch.setattr(worlds.rw, "init", init)
+    with pytest.raises(ValueError, match="why"):
+        worlds._opened("mpi")

@@ -39,11 +39,11 @@ def dtype_of(word: str) -> np.dtype[Any]:
 
 
 def number_of(word: str) -> Number:
-    """`word` as a number: an int if it is written as one, else a float. Raises ValueError if it is no number."""
+    """`word` as a number: an int if it is written as one, 0x1f, 0b101 and 0o17 too, else a float. Else a ValueError."""
     if "_" in word:  # Python allows it in numbers, Tcl does not
         raise ValueError(word)
     try:
-        return int(word)
+        return int(word, 0 if re.match(r"\s*[+-]?0[xXbBoO]", word) else 10)
     except ValueError:
         return float(word)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import rankwise as rw
 from rankwise.contract.job import Job
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.contract.work import COMPLETE
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
@@ -169,7 +170,7 @@ def _answer(mode: str, world: World, backend: str) -> str:
 
 def _of_launcher(job: Job, rank: int, world_size: int, backend: str) -> rw.Group:
     if world_size != job.world_size:
-        ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+        ranks = count_of_ranks(job.world_size)
         raise invalid("worldSize", world_size, f"{job.launcher} started {ranks}.")
     if rank not in (0, job.rank):  # scripts say 0 on every rank
         raise invalid("rank", rank, f"{job.launcher} made this process rank {job.rank}.")
@@ -210,5 +211,5 @@ def _opened(backend: str) -> rw.Group:
         return rw.init()
     try:
         return rw.init(backend)
-    except (ValueError, ImportError):
+    except ImportError:
         return rw.init()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rankwise.contract.job import Job
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser, seconds, terminated
@@ -105,7 +106,7 @@ def _here() -> Choice:
         return Choice(HERE, "none", f"rw.init rejects the environment variables: {error}")
     if settings.backend is not None:
         return Choice(HERE, settings.backend, "RANKWISE_BACKEND names it")
-    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    ranks = count_of_ranks(job.world_size)
     where = "one host" if job.one_host else "several hosts"
     return Choice(
         HERE, job.default_backend, f"{ranks} of {job.launcher} on {where}" if job.launcher else "one rank (no launcher)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.observe.jobs import RunningJob
 from rankwise.system.words import amount, duration
 
@@ -31,7 +32,9 @@ def table(job: RunningJob) -> Table:
     age = max(1e-9, time.time() - job.view.started / 1e9)
     where = f"launcher {job.launcher}" if job.launcher else "no launcher"
     here = job.view.world_size
-    count = f"{here} ranks" if job.world_size == here else f"{here} of {job.world_size} ranks (the ones on this host)"
+    count = count_of_ranks(job.world_size)
+    if job.world_size != here:
+        count = f"{here} of {count} (the ones on this host)"
     rows: list[tuple[str, ...]] = [
         (
             f"{'> ' if rank.behind else '  '}{rank.rank}",
