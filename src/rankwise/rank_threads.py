@@ -120,8 +120,9 @@ class RankThreads:
         """Let every rank make `call(rank)`; return how these calls ended, in the order in which they did.
 
         limit: seconds after which calls that last are interrupted, and, if they ignore that, are missing in the result.
-        None: they are interrupted only if another has failed, and are waited for. In any case Ctrl-C in this thread
-        makes their groups fail, interrupts them, and is raised when they have ended, or a few seconds later.
+        None: they are interrupted only if another has failed, and are waited for. In any case Ctrl-C in this thread,
+        or another exception of a signal handler, makes their groups fail, interrupts them, and is raised when they have
+        ended, or a few seconds later.
         """
         endings: SimpleQueue[Ending[T]] = SimpleQueue()
         found: list[Ending[T]] = []
@@ -134,7 +135,7 @@ class RankThreads:
                     self._end(collect)
                 if limit is None:
                     collect(None)
-        except KeyboardInterrupt:
+        except BaseException:
             self.fail("it was interrupted")
             self._end(collect)
             raise
@@ -238,15 +239,17 @@ class _Rank(threading.Thread):
 
 def _end_process(error: BaseException | None) -> None:
     """End this process as Python does when its program ends with this error, or well."""
-    code = None if error is None else error.code if isinstance(error, SystemExit) else 1
-    if error is not None and not isinstance(error, SystemExit):
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
         sys.excepthook(type(error), error, error.__traceback__)
-    elif code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
         code = 1
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    os._exit(code or 0)
+    os._exit(code)
 
 
 class _Instead(BaseException):

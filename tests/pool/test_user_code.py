@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hostile
@@ -72,3 +77,63 @@ def test_a_child_that_a_call_forks_ends_as_the_call_does(threads: bool, capfd: p
             assert pool.run(forks, kind) == [status] * RANKS
             assert pool.run(total) == [RANKS] * RANKS
     assert "ValueError: in the child" in capfd.readouterr().err
+
+
+class TooLate(Exception):
+    pass
+
+
+def waits_or_gives(mark: str, x: int) -> int:
+    """Says that it has begun by a file of this name, and waits until it is interrupted, if x is 0."""
+    if x == 0:
+        open(f"{mark}.{rw.init().rank}", "w").close()
+        while True:
+            time.sleep(0.01)
+    return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:threads=True")
+@pytest.mark.parametrize("threads", [False, True])
+def test_the_results_of_a_call_that_a_signal_handler_ends_are_no_later_calls(threads: bool, tmp_path: Path) -> None:
+    def handler(signum: int, frame: object) -> None:
+        raise TooLate
+
+    def end() -> None:
+        while not all((tmp_path / f"begun.{rank}").exists() for rank in range(RANKS)):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    mark = str(tmp_path / "begun")
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with rw.Pool(RANKS, timeout=60, threads=threads) as pool:
+            pids = pool.run(os.getpid)
+            threading.Thread(target=end).start()
+            with pytest.raises(TooLate):
+                pool.run(waits_or_gives, mark, 0)
+            for x in (1, 2, 3):
+                assert pool.run(waits_or_gives, mark, x) == [2 * x] * RANKS
+                assert pool.submit(waits_or_gives, mark, x).result(60) == 2 * x
+            assert pool.run(os.getpid) == pids
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def length(x: np.ndarray) -> int:
+    return len(x)
+
+
+def test_a_large_argument_for_a_rank_that_is_stopped_keeps_nobody_waiting() -> None:
+    x = np.zeros(1 << 21)
+    with rw.Pool(RANKS, timeout=60) as pool:
+        first, second = pool.run(os.getpid)
+        os.kill(first, signal.SIGSTOP)
+        try:
+            late, soon = pool.submit(length, x), pool.submit(length, x)
+            assert soon.result(60) == len(x)
+            assert [pool.submit(length, x).result(60) for _ in range(3)] == [len(x)] * 3
+            assert not late.done()
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert late.result(60) == len(x)
+        assert pool.run(os.getpid) == [first, second]

@@ -247,6 +247,12 @@ class Dealer:
             self.ranks.wake()
         _settle(task.future, outcome)
 
+    def leave(self, rank: int) -> None:
+        """A rank is still in a call on all ranks, which nobody waits for any more; it is free when it answers."""
+        with self._changed:
+            if rank in self._alive:
+                self._running[rank] = Task(None, TaskFuture(self), lost=True)  # which is not done again
+
     def lost(self, rank: int, error: PeerLostError) -> None:
         """A rank's process has ended. Its task is done again, once."""
         with self._changed:

@@ -62,7 +62,7 @@ class Members(PickledRanks):
             for rank in range(self.n):
                 self._send(rank, kind, call)
             return [outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
-        except BaseException as error:  # a rank is lost, or Ctrl-C: the replies that may still come fit no later call
+        except BaseException as error:  # a rank is lost, or a signal handler raises: the replies fit no later call
             self.dealer.broke(error)
             raise
 

@@ -41,7 +41,8 @@ class Pool(Executor):
     An error is raised in the caller, and its cause is the traceback on that rank; the ranks go on. A rank that dies is
     replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was doing is
     done again, once; if that rank dies too, the task's future raises PeerLostError. `run` raises it the
-    first time. Ctrl-C interrupts the call on the ranks, which stay. When this process ends, or nothing refers to the
+    first time. Ctrl-C, or another exception that a signal handler raises in `run`, interrupts the call on the ranks,
+    which stay. When this process ends, or nothing refers to the
     pool any more, its ranks end.
 
     Args:
@@ -50,7 +51,7 @@ class Pool(Executor):
             the pool. Rank 0 calls it and does no tasks; the others serve it at `with rw.Pool(group=group) as pool:`
             until rank 0 leaves its block. Their own block then begins, with None as `pool`, so begin the block with
             `if pool is not None:`. `rw.init()` within a call returns the group of the ranks that serve. A lost rank
-            is not replaced, and ends the pool, as does Ctrl-C.
+            is not replaced, and ends the pool, as does an exception of a signal handler, such as Ctrl-C.
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300.
         threads: the ranks are threads of this process, over the backend threads. They start at once, and nothing is
             pickled: a call gets its arguments themselves, the same objects on all ranks, and its result or error is the

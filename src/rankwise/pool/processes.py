@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import get_ident
 
 from rankwise._native import SegmentView
@@ -122,8 +123,9 @@ class Processes(PickledRanks):
     def send_task(self, rank: int, task: Task) -> None:
         """If the rank is gone, the loss is noticed soon."""
         connection = self._connections[rank]
-        self._send(rank, wire.TASK, task.call)
-        self._expect(rank, connection)
+        with self._whole(rank):
+            self._send(rank, wire.TASK, task.call)
+            self._expect(rank, connection)
 
     def receive(self, future: TaskFuture, timeout: float | None) -> None:
         """Ctrl-C interrupts the task, which then has a moment to end."""
@@ -135,12 +137,13 @@ class Processes(PickledRanks):
                 reply = None
                 try:
                     if _wait(connection, timeout, interrupt):
-                        reply = wire.receive(connection)
+                        with self._whole(rank):
+                            reply = wire.receive(connection)
                 finally:
                     self._received(rank, connection, again=reply is None)
-                if reply is not None:
-                    self._drain(rank)
-                    self.dealer.answered(outcome(rank, *reply), task)
+                    if reply is not None:
+                        self._drain(rank)
+                        self.dealer.answered(outcome(rank, *reply), task)
         if interrupt.count:
             raise KeyboardInterrupt
 
@@ -175,37 +178,51 @@ class Processes(PickledRanks):
             ranks = interrupt.waiting
             poll = select.poll()
             connections = dict(enumerate(self._connections))
-            for rank, connection in connections.items():
-                if connection is None:  # it died just now
-                    continue
-                self._send(rank, kind, call)
-                ranks[connection.fileno()] = rank
-                poll.register(connection, select.POLLIN)
-            if interrupt.count:
-                self.interrupt(ranks.values())  # those whose call came after Ctrl-C
             outcomes: list[Outcome] = []
-            deadline: float | None = None
-            while ranks:
-                limit = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
-                ready = poll.poll(limit)
-                if not ready:  # the others have had their time
-                    deadline = None
-                    self.interrupt(ranks.values())
-                for fd, _ in ready:
-                    rank = ranks.pop(fd)
-                    poll.unregister(fd)
-                    connection = connections[rank]
-                    reply = None if connection is None else wire.receive(connection)
-                    if reply is not None:
-                        del connections[rank]
-                        outcomes.append(outcome(rank, *reply))
-                    if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
-                        deadline = time.monotonic() + GRACE
+            try:
+                for rank, connection in connections.items():
+                    if connection is None:  # it died just now
+                        continue
+                    with self._whole(rank):
+                        self._send(rank, kind, call)
+                        ranks[connection.fileno()] = rank
+                    poll.register(connection, select.POLLIN)
+                if interrupt.count:
+                    self.interrupt(ranks.values())  # those whose call came after Ctrl-C
+                deadline: float | None = None
+                while ranks:
+                    limit = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
+                    ready = poll.poll(limit)
+                    if not ready:  # the others have had their time
+                        deadline = None
+                        self.interrupt(ranks.values())
+                    for fd, _ in ready:
+                        rank, connection = ranks[fd], connections[ranks[fd]]
+                        with self._whole(rank):
+                            reply = None if connection is None else wire.receive(connection)
+                            del ranks[fd]
+                        poll.unregister(fd)
+                        if reply is not None:
+                            del connections[rank]
+                            outcomes.append(outcome(rank, *reply))
+                        if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
+                            deadline = time.monotonic() + GRACE
+            except BaseException:  # of a signal handler
+                self._leave({rank: connections[rank] for rank in ranks.values()})
+                raise
             outcomes += [self._loss(rank) for rank in connections]
         self._drain()
         if interrupt.count:
             raise KeyboardInterrupt
         return outcomes
+
+    def _leave(self, connections: dict[int, socket.socket | None]) -> None:
+        """Nobody waits for the present call of these ranks any more: it is interrupted, and its replies are dropped."""
+        for rank, connection in connections.items():
+            if connection is self._connections[rank]:
+                self.dealer.leave(rank)
+                self._expect(rank, connection)
+        self.interrupt(connections)
 
     def interrupt(self, ranks: Iterable[int], signum: int = SIGINT) -> None:
         """Send these ranks a signal; SIGINT interrupts the call in which a rank is. May run in a signal handler."""
@@ -227,6 +244,7 @@ class Processes(PickledRanks):
         with self._open:
             if now and self._job is not None:
                 self._job.interrupt(signal.SIGTERM)
+                os.write(self._job.wake_writer, b"\0")  # the pool's thread sends the signal
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(3 * EXIT)
@@ -342,13 +360,22 @@ class Processes(PickledRanks):
     # ---- both ----
 
     def _send(self, rank: int, kind: bytes, call: Call) -> None:
+        """Never waits for the rank, which may be stopped: what it has no room for is sent by a thread."""
         connection = self._connections[rank]
         if connection is None:
             return
+        with suppress(ConnectionError):  # if it has ended, that is noticed when its reply is read
+            if left := wire.begin_to_send(connection, kind, self._message(rank, call)):
+                threading.Thread(target=_send_all, args=(connection, left), daemon=True).start()
+
+    @contextmanager
+    def _whole(self, rank: int) -> Iterator[None]:
+        """Within this context a message is sent or received; if a signal handler raises meanwhile, the rank is lost."""
         try:
-            wire.send(connection, kind, self._message(rank, call))
-        except OSError:
-            return  # it has ended, which is noticed when its reply is read
+            yield
+        except BaseException:
+            self.interrupt([rank], signal.SIGKILL)
+            raise
 
     def _close_gone(self) -> None:
         while self._gone and not self._receivers:
@@ -365,6 +392,12 @@ class Processes(PickledRanks):
             self._news.wait_for(lambda: rank in self._lost, 10.0)
             error = self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
         return Outcome(rank, lambda: None, error, lost=True)
+
+
+def _send_all(connection: socket.socket, left: list[memoryview]) -> None:
+    with suppress(OSError):  # the rank has ended
+        for part in left:
+            connection.sendall(part)
 
 
 def _wait(connection: socket.socket, timeout: float | None, interrupt: _Interrupt) -> bool:

@@ -77,7 +77,7 @@ class Threads(Ranks):
 
         try:
             return [_outcome(ending) for ending in self._ranks.call_all(join)]
-        except KeyboardInterrupt:
+        except BaseException:
             for rank in set(range(self.n)) - begun:
                 segment.mark_exited(rank, 1, os.getpid())  # so that the others do not wait for it
             raise

@@ -41,16 +41,26 @@ def unpacked(parts: Parts) -> Any:
 
 
 def send(connection: socket.socket, kind: bytes, parts: Parts) -> None:
-    """Send a message. Raises OSError if the other end is gone."""
+    """Send a message. Raises ConnectionError if the other end is gone."""
+    for rest in begin_to_send(connection, kind, parts):
+        connection.sendall(rest)
+
+
+def begin_to_send(connection: socket.socket, kind: bytes, parts: Parts) -> list[memoryview]:
+    """Send of a message what the other end has room for now; returns what is left."""
     lengths = [memoryview(part).nbytes for part in parts]
     header = _HEADER.pack(kind, len(parts)) + struct.pack(f"<{len(parts)}Q", *lengths)
-    done = connection.sendmsg([header, *parts])
+    try:
+        done = connection.sendmsg([header, *parts], [], socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        done = 0
+    left: list[memoryview] = []
     if done < len(header) + sum(lengths):
         for part in (header, *parts):
             view = memoryview(part).cast("B")
-            if done < len(view):
-                connection.sendall(view[done:])
+            left += [view[done:]] if done < len(view) else []
             done = max(0, done - len(view))
+    return left
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[Any]] | None:
