@@ -40,14 +40,7 @@ def all_reduce(x: Tensor, op: Op, group: Group | None) -> Tensor:
 
 def all_gather(x: Tensor, group: Group | None) -> Tensor:
     group, _ = _checked(x, group)
-
-    def gather(x: Tensor) -> Tensor:
-        return _as_tensor(group.all_gather(x))
-
-    def reduce_own(grad: Tensor) -> Tensor:
-        return _as_tensor(group.reduce_scatter(grad)[0])
-
-    return _linear(x, group, gather, reduce_own)
+    return _linear(x, group, group.all_gather, lambda grad: group.reduce_scatter(grad)[0])
 
 
 def reduce_scatter(x: Tensor, op: Op, group: Group | None) -> Tensor:
@@ -56,14 +49,11 @@ def reduce_scatter(x: Tensor, op: Op, group: Group | None) -> Tensor:
     name = _sum_or_mean(op, given)
     even = len(x) % group.world_size == 0
 
-    def reduce(x: Tensor) -> Tensor:
-        return _as_tensor(group.reduce_scatter(x, name))
-
     def concatenate(grad: Tensor) -> Tensor:
         whole = _as_tensor(group.all_gather(grad).flatten(0, 1) if even else group.all_gather_v(grad))
         return whole / group.world_size if name == "mean" else whole
 
-    return _linear(x, group, reduce, concatenate)
+    return _linear(x, group, lambda x: group.reduce_scatter(x, name), concatenate)
 
 
 def all_to_all(x: Tensor, group: Group | None) -> Tensor:
@@ -71,30 +61,24 @@ def all_to_all(x: Tensor, group: Group | None) -> Tensor:
     check_axis_0(given)
     even = len(x) % group.world_size == 0
 
-    def exchange(x: Tensor) -> Tensor:
-        return _as_tensor(group.all_to_all(x))
-
     def exchange_back(grad: Tensor) -> Tensor:
         if even:
             return _as_tensor(group.all_to_all(grad))
         rows = len(grad) // group.world_size  # from each rank, this one's share of its rows
         return _as_tensor(group.all_to_all_v(grad, [rows] * group.world_size)[0])
 
-    return _linear(x, group, exchange, exchange_back)
+    return _linear(x, group, group.all_to_all, exchange_back)
 
 
 def broadcast(x: Tensor, src: int, group: Group | None) -> Tensor:
     group, _ = _checked(x, group)
     src = group._rank(src, "src")
 
-    def copy_from_src(x: Tensor) -> Tensor:
-        return group.broadcast(_copy(x), src)
-
     def sum_to_src(grad: Tensor) -> Tensor:
         total = group.reduce(_copy(grad), src)
         return torch.zeros_like(grad) if total is None else total
 
-    return _linear(x, group, copy_from_src, sum_to_src)
+    return _linear(x, group, lambda x: group.broadcast(_copy(x), src), sum_to_src)
 
 
 class _Linear(torch.autograd.Function):
