@@ -37,7 +37,7 @@ from rankwise.contract.operations import (
     Call,
 )
 from rankwise.frontends.torch import sparse
-from rankwise.frontends.torch.core import SAYS_ASYNC, UNSET, Core, a_list, with_options
+from rankwise.frontends.torch.core import UNSET, Core, a_list, with_options
 from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
     Memory,
@@ -337,8 +337,7 @@ class TorchCollectives(Core):
         """
         limit = timeout.timeout if isinstance(timeout, BarrierOptions) else timeout
         opts = BarrierOptions()
-        if SAYS_ASYNC:
-            opts.asyncOp = False
+        opts.asyncOp = False
         if limit is not None and limit != UNSET:
             opts.timeout = max(limit, timedelta(milliseconds=1))
         try:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, Work
+from torch.distributed import Work
 
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.operations import Call
@@ -26,10 +26,8 @@ from rankwise.group.work import ArrayWork, Pending, Several
 
 UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
 
-SAYS_ASYNC = hasattr(AllreduceOptions, "asyncOp")
-"""Whether torch says that a call may block, and takes None for complete. Older torch waits for a Work of every call."""
-
-is_async: Callable[[Any], bool] = attrgetter("asyncOp") if SAYS_ASYNC else lambda _: True
+is_async: Callable[[Any], bool] = attrgetter("asyncOp")
+"""Whether a call must not block, according to its options; torch takes None for the Work of one that blocks."""
 
 
 class Core:
