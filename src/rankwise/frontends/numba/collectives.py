@@ -58,6 +58,16 @@ def _checked(counts: Array, handle: int, needed: int, size: int) -> None:
 
 
 @compiled
+def _blocks(counts: Array, handle: int, block: Array, whole: Array, used: bool) -> Array:
+    """The counts as C takes them. block: this rank's, at least; whole: all ranks' blocks, if it is used."""
+    _same(block, whole, 0, 0)
+    own = integers(counts, "counts")
+    _checked(own, handle, own.sum() if used else np.uint64(0), whole.size)
+    _checked(own, handle, own[rank(handle)], block.size)
+    return own
+
+
+@compiled
 def barrier(handle: int) -> None:
     """Return when all ranks have come."""
     check(_barrier(handle))
@@ -126,22 +136,14 @@ def all_to_all(handle: int, send: Array, recv: Array) -> None:
 @compiled
 def all_gather_v(handle: int, send: Array, recv: Array, counts: Array) -> None:
     """all_gather in which rank i sends counts[i] elements; all ranks pass the same counts."""
-    _same(send, recv, 0, 0)
-    own = integers(counts, "counts")
-    _checked(own, handle, own.sum(), recv.size)
-    if send.size < own[rank(handle)]:
-        raise ValueError("send: shorter than counts says")
+    own = _blocks(counts, handle, send, recv, True)
     check(_all_gather_v(handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send)))
 
 
 @compiled
 def gather_v(handle: int, send: Array, recv: Array, counts: Array, dst: int = 0) -> None:
     """The same on rank `dst` only; elsewhere `recv` is not used."""
-    _same(send, recv, 0, 0)
-    own = integers(counts, "counts")
-    _checked(own, handle, own.sum() if rank(handle) == dst else np.uint64(0), recv.size)
-    if send.size < own[rank(handle)]:
-        raise ValueError("send: shorter than counts says")
+    own = _blocks(counts, handle, send, recv, rank(handle) == dst)
     check(
         _gather_v(handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send), integer(dst, "dst"))
     )
@@ -150,11 +152,7 @@ def gather_v(handle: int, send: Array, recv: Array, counts: Array, dst: int = 0)
 @compiled
 def scatter_v(handle: int, send: Array, recv: Array, counts: Array, src: int = 0) -> None:
     """scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
-    _same(send, recv, 0, 0)
-    own = integers(counts, "counts")
-    _checked(own, handle, own.sum() if rank(handle) == src else np.uint64(0), send.size)
-    if recv.size < own[rank(handle)]:
-        raise ValueError("recv: shorter than counts says")
+    own = _blocks(counts, handle, recv, send, rank(handle) == src)
     check(
         _scatter_v(
             handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(recv), integer(src, "src")
@@ -165,11 +163,7 @@ def scatter_v(handle: int, send: Array, recv: Array, counts: Array, src: int = 0
 @compiled
 def reduce_scatter_v(handle: int, send: Array, recv: Array, counts: Array, op: object = "sum") -> None:
     """reduce_scatter in which rank i receives counts[i] elements; all ranks pass the same counts."""
-    _same(send, recv, 0, 0)
-    own = integers(counts, "counts")
-    _checked(own, handle, own.sum(), send.size)
-    if recv.size < own[rank(handle)]:
-        raise ValueError("recv: shorter than counts says")
+    own = _blocks(counts, handle, recv, send, True)
     check(
         _reduce_scatter_v(
             handle, source(send, "send"), target(recv, "recv"), own.ctypes.data, dtype(send), op_number(op, send)
