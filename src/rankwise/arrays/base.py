@@ -48,6 +48,7 @@ class Kind(ABC):
         return buffer
 
 
+@dataclass(slots=True, eq=False)
 class Buffer:
     """Memory that a communicator can work on: contiguous, in this machine's byte order, of a supported dtype.
 
@@ -62,41 +63,26 @@ class Buffer:
     calls `pack` when it runs, before it reads, and `finish` when it has written.
     """
 
-    __slots__ = ("_restore", "_view", "array", "count", "device", "dtype", "given", "kind", "ptr", "shape")
-
-    def __init__(
-        self,
-        ptr: int,
-        count: int,
-        dtype: DType,
-        shape: Shape,
-        array: Any,
-        kind: Kind,
-        given: Any,
-        restore: Restore | None = None,
-        view: Any = None,
-        device: Device | None = None,
-    ) -> None:
-        self.ptr = ptr
-        self.count = count
-        self.dtype = dtype
-        self.shape = shape
-        self.array = array
-        self.kind = kind
-        self.given = given
-        self._restore = restore
-        self._view = view
-        self.device = device
+    ptr: int
+    count: int
+    dtype: DType
+    shape: Shape
+    array: Any
+    kind: Kind
+    given: Any
+    restore: Restore | None = None
+    view: Any = None
+    device: Device | None = None
 
     @property
     def packed(self) -> bool:
         """Whether an operation works on a copy, which is packed before it and, if written, copied back after it."""
-        return self._view is not None
+        return self.view is not None
 
     def pack(self) -> None:
         """Copy the caller's memory, as it is now, into the packed copy, if there is one."""
-        if self._view is not None:
-            self.array[...] = self._view
+        if self.view is not None:
+            self.array[...] = self.view
 
     def finish(self) -> Any:
         """The return value of an operation that wrote this memory: what the caller passed, now holding the result.
@@ -104,12 +90,12 @@ class Buffer:
         A packed copy is first copied back into the caller's array. For a number it is a new number, for
         an immutable array a new array.
         """
-        return self.given if self._restore is None else self._restore(self.array)
+        return self.given if self.restore is None else self.restore(self.array)
 
     @property
     def in_place(self) -> bool:
         """Whether the memory is the caller's own, not a copy's."""
-        return self._restore is None
+        return self.restore is None
 
     @property
     def place(self) -> str:
