@@ -1,6 +1,7 @@
 // Tests every kernel of every instruction set of this CPU against arithmetic on one element at a time.
 #include <algorithm>
 #include <bit>
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -420,6 +421,45 @@ void test_known_values() {
     check_value<uint8_t>(DType::FP8E5M2, ReduceOp::SUM, {0x7b, 0x7b}, 0x7c);
 }
 
+// The bits do not depend on how the thread rounds or what it does with subnormal numbers, and that stays as it was.
+void test_modes_of_the_program() {
+    const auto check = [] {
+        const uint64_t one = std::bit_cast<uint64_t>(1.0), little = std::bit_cast<uint64_t>(1e-17);
+        check_value<uint64_t>(DType::F64, ReduceOp::SUM, {one, little, little}, one);
+        check_value<uint64_t>(DType::F64, ReduceOp::SUM, {3, 4}, 7);  // subnormal
+        check_value<uint32_t>(DType::F32, ReduceOp::SUM, {3, 4}, 7);
+        check_value<uint32_t>(DType::F32, ReduceOp::SUM, {3, 4, 5, 6}, 18);
+        check_value<uint32_t>(DType::F32, ReduceOp::MAX, {3, 4}, 4);
+        check_value<uint32_t>(DType::F32, ReduceOp::MEAN, {4, 4}, 4, 2);
+        for (const DType dtype : {DType::F16, DType::BF16}) check_value<uint16_t>(dtype, ReduceOp::SUM, {3, 4}, 7);
+        for (const DType dtype : {DType::FP8E4M3, DType::FP8E5M2})
+            check_value<uint8_t>(dtype, ReduceOp::SUM, {1, 1}, 2);
+        for (const KernelTable* table : supported_tables()) {
+            const uint16_t least = 1;
+            uint32_t wide = 0;
+            uint16_t back = 0;
+            table->widen[int(DType::BF16)](&wide, &least, 1);
+            table->narrow[int(DType::BF16)](&back, &wide, 1);
+            CHECK(wide == 0x10000 && back == 1, "converted to " << wide << " and " << back);
+        }
+    };
+    check();
+    for (const int mode : {FE_UPWARD, FE_TOWARDZERO, FE_DOWNWARD}) {
+        std::fesetround(mode);
+        check();
+        CHECK_EQ(std::fegetround(), mode);
+    }
+    std::fesetround(FE_TONEAREST);
+#if defined(__x86_64__)
+    const unsigned before = __builtin_ia32_stmxcsr(), flushes = before | 0x8040;
+    __builtin_ia32_ldmxcsr(flushes);
+    check();
+    const unsigned after = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before);
+    CHECK_EQ(after & 0xe040, flushes & 0xe040);
+#endif
+}
+
 void test_dispatch() {
     const KernelTable& best = *supported_tables().front();
     CHECK_EQ(std::string(supported_tables().back()->isa), "baseline");
@@ -453,6 +493,7 @@ int main() {
     test_dispatch();
     test_non_temporal_copy();
     test_known_values();
+    test_modes_of_the_program();
     test_small_floats();
     test_conversions();
     test_every_pair();

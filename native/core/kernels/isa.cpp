@@ -20,6 +20,7 @@
 namespace rankwise::RANKWISE_ISA {
 namespace {
 
+#include "kernels/arithmetic.hpp"
 #include "kernels/elements.hpp"
 
 // Packs of f32 accumulators, for f16 only: compilers do not use the CPU's f16 conversions, which give the
@@ -150,6 +151,7 @@ template <class E, class Op, class Finish>
 void reduce_into(typename E::Storage* dst, const void* const* src, int n, size_t count, Finish finish) {
     using Storage = typename E::Storage;
     using Acc = typename E::Acc;
+    const UsualArithmetic arithmetic;
     const auto source = [src](int s, size_t at) { return Source<E>{static_cast<const Storage*>(src[s]) + at}; };
 
     if (n == 1) return convert(source(0, 0), Sink<E, Finish>{dst, finish}, count);
@@ -191,11 +193,13 @@ void in_parts(void* dst, const void* const* src, int n, size_t count, int diviso
 }
 
 template <class E> void widen(void* dst, const void* src, size_t count) {
+    const UsualArithmetic arithmetic;
     const Source<E> from{static_cast<const typename E::Storage*>(src)};
     convert(from, Sink<Native<float>>{static_cast<float*>(dst)}, count);
 }
 
 template <class E> void narrow(void* dst, const void* src, size_t count) {
+    const UsualArithmetic arithmetic;
     const Source<Native<float>> from{static_cast<const float*>(src)};
     convert(from, Sink<E>{static_cast<typename E::Storage*>(dst)}, count);
 }
