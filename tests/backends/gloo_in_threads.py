@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rankwise.backends.gloo.communicator import GlooCommunicator
-from rankwise.backends.gloo.transport import STANDING_TAG
+from rankwise.backends.gloo.transport import STANDING_TAG, Transport
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.job import Job
 from rankwise.contract.types import DType, ReduceOp
@@ -81,14 +81,11 @@ class QueueTransport:
         ctypes.memmove(ptr, message, len(message))
         self.latencies = max(self.latencies, latencies)
 
-    # gloo's own collectives, each of which exchanges messages with all ranks at once
+    all_gather_v: Any = Transport.all_gather_v  # these are made of the methods above
+    all_to_all_v: Any = Transport.all_to_all_v
+    exchange: Any = Transport.exchange
 
-    def all_to_all(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        starts = [sum(recv_sizes[:peer]) for peer in range(self.world_size)]
-        for peer, size in enumerate(send_sizes):
-            self.send(send + sum(send_sizes[:peer]), size, peer, 0)
-        for pending in [self.recv(recv + starts[p], size, p, 0) for p, size in enumerate(recv_sizes)]:
-            self.wait(pending)
+    # gloo's own collectives, each of which exchanges messages with all ranks at once
 
     def all_gather(self, send: int, recv: int, size: int) -> None:
         blocks = [self.send(send, size, peer, 0) or self.recv(recv + peer * size, size, peer, 0) for peer in self._all]

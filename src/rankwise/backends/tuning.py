@@ -40,7 +40,7 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
             "inline",  # 22 ms; torch's gloo 166: 8 bytes
             "all_to_all",  # 294 ms; torch's gloo 513: 16 MiB, hosts 5 ms apart at 500 Mbit/s
         ),
-        "all_to_all": ("inline", "pairwise"),  # inline: 22 ms, torch's gloo 42: 8 bytes; pairwise is gloo's own
+        "all_to_all": ("inline", "pairwise"),  # inline: 22 ms, torch's gloo 42: 8 bytes
     },
     "mpi": {  # inline: comes with the comparison; mpi: its own; the others: for what MPI does not reduce as we must
         "all_reduce": (

@@ -43,7 +43,8 @@ def on() -> bool:
     if _fd == _UNKNOWN:
         with _lock:
             if _fd == _UNKNOWN:  # no other thread has done it meanwhile
-                _fd = _descriptor()
+                fd = Settings.read().trace_fd
+                _fd = fd if is_memory(fd, SPANS_MEMFD) else None
                 if _fd is not None:
                     atexit.register(flush)
     return _fd is not None
@@ -119,8 +120,3 @@ def flush() -> None:
         # Opened again in append mode, so that processes that share this memory do not overwrite each other.
         with open(f"/proc/self/fd/{_fd}", "ab", buffering=0) as file:
             file.write(lines)
-
-
-def _descriptor() -> int | None:
-    fd = Settings.read().trace_fd
-    return fd if is_memory(fd, SPANS_MEMFD) else None

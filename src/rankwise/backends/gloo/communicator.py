@@ -24,7 +24,6 @@ from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import gathered
-from rankwise.backends.gloo import direct
 from rankwise.backends.gloo.agreement import Agreements, Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
@@ -172,19 +171,19 @@ class GlooCommunicator(ComposedCommunicator):
             self._collect(send, recv, size)
 
     def _collect(self, mine: int, everybody: int, size: int) -> None:
-        direct.all_gather_v(self._transport, mine, everybody, (size,) * self._world_size)
+        self._transport.all_gather_v(mine, everybody, (size,) * self._world_size)
 
     def _new_envelopes(self) -> DirectEnvelopes:
         return DirectEnvelopes(self._transport, tuning.envelope("gloo", self._world_size))
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        self._transport.all_to_all(send, recv, send_sizes, recv_sizes)
+        self._transport.all_to_all_v(send, recv, send_sizes, recv_sizes)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         if min(sizes) == max(sizes):
             self._all_gather(send, recv, sizes[0])
         else:
-            direct.all_gather_v(self._transport, send, recv, sizes)
+            self._transport.all_gather_v(send, recv, sizes)
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         size, rings = count * ITEMSIZE[dtype], self._transport.reduces(dtype, op)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,9 +95,22 @@ class Transport:
         if size:
             self._group._allgather_base(_tensor(recv, size * self.world_size), _tensor(send, size)).wait()
 
-    def all_to_all(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        sent, received = _tensor(send, sum(send_sizes)), _tensor(recv, sum(recv_sizes))
-        self._group.alltoall_base(received, sent, list(recv_sizes), list(send_sizes)).wait()
+    def all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
+        self.exchange([(send, sizes[self.rank])] * self.world_size, _places(recv, sizes))
+
+    def all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
+        self.exchange(_places(send, send_sizes), _places(recv, recv_sizes))
+
+    def exchange(self, outgoing: Sequence[tuple[int, int]], incoming: Sequence[tuple[int, int]]) -> None:
+        """All messages at once, without the empty ones. outgoing, incoming: by rank, the address and size of each.
+
+        For little data this takes half as long as gloo's own collectives, each of which has to wake a thread.
+        """
+        peers = [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+        works = [self.recv(*incoming[peer], peer, EXCHANGE_TAG) for peer in peers if incoming[peer][1]]
+        works += [self.send(*outgoing[peer], peer, EXCHANGE_TAG) for peer in peers if outgoing[peer][1]]
+        ctypes.memmove(incoming[self.rank][0], *outgoing[self.rank])
+        self.wait_all(works)
 
     def all_reduce(self, ptr: int, size: int, dtype: DType, op: ReduceOp) -> None:
         """In place. (dtype, op) must be one that `reduces` allows; MEAN gives the sum."""
@@ -139,6 +153,11 @@ class _Closed:
 
 
 _CLOSED = _Closed()
+
+
+def _places(ptr: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """The address and size of blocks that follow each other."""
+    return list(zip(accumulate(sizes, initial=ptr), sizes, strict=False))
 
 
 def _tensor(ptr: int, size: int) -> torch.Tensor:

@@ -384,12 +384,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """One number per member: 0 for members in no lane."""
         return by_lane + [0] * (len(self._members) - len(by_lane))
 
-    def _by_host(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(by rank, by host, length): each rank's block, its place among all in rank order and in host order."""
-        return moves(sizes, [rank for members in self.layout.members for rank in members])
-
     def _members_first(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """The same, with the blocks of this host's members first, then the others by rank."""
+        """`moves` to an order in which this host's members come first, then the others by rank."""
         others = [rank for rank in range(self._world_size) if self.layout.host[rank] != self._here]
         return moves(sizes, [*self._members, *others])
 
@@ -460,7 +456,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if self._number == 0:
             self._between(0).all_gather_v(blob, by_host, blobs, _BYTE)
         self._within.broadcast(by_host, whole, _BYTE, 0)
-        for at, to, length in self._by_host(sizes):
+        for at, to, length in moves(sizes, [rank for members in self.layout.members for rank in members]):
             ctypes.memmove(everybody + at, by_host + to, length)
 
     def _part(self, color: int, members: Sequence[int]) -> OpenCommunicator:

@@ -108,8 +108,9 @@ class Channel(composed.Channel):
                     if found is not None and taker is not None:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
-                        args = taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
-                        inner = self._start(part, "recv", part.recv, *args)
+                        inner = self._start(
+                            part, "recv", part.recv, taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
+                        )
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
                     self._deferred.remove(receive)
