@@ -61,7 +61,7 @@ def _checked(counts: Array, handle: int, needed: int, size: int) -> None:
 def _blocks(counts: Array, handle: int, block: Array, whole: Array, used: bool) -> Array:
     """The counts as C takes them. block: this rank's, at least; whole: all ranks' blocks, if it is used."""
     _same(block, whole, 0, 0)
-    own = integers(counts, "counts")
+    own: Array = integers(counts, "counts")
     _checked(own, handle, own.sum() if used else np.uint64(0), whole.size)
     _checked(own, handle, own[rank(handle)], block.size)
     return own
