@@ -15,7 +15,7 @@ from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group import default_group, registered_program
 from rankwise.group.group import Group
-from rankwise.launch.environment import find_job
+from rankwise.launch.environment import join_job
 from rankwise.system import failure_report, tuning_file
 from rankwise.system.membership import Membership
 from rankwise.system.settings import Settings, debugger_place
@@ -34,7 +34,8 @@ def init(
     """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
     The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of these the
-    group is this process alone. Further calls return the same group, or the one that took its place by shrink or
+    group is this process alone; so it is in a child process that a rank has started, which is no rank, and a warning is
+    logged. Further calls return the same group, or the one that took its place by shrink or
     restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore. On a
     thread that is a rank of `rw.spawn`, `rw.Pool` or `rw.testing.run_ranks`, it returns that rank's group.
 
@@ -78,10 +79,10 @@ def init(
             raise ClosedError("init: this thread is a rank whose group is closed; it cannot get another")
         _follow_launcher()
         settings = Settings.read()
-        job = find_job(os.environ, settings)
+        job = join_job(settings)
         name = backend or settings.backend or job.default_backend
         given = "backend" if backend else "environment variable RANKWISE_BACKEND"
-        if settings.launcher_pid is not None:
+        if settings.launcher_pid is not None and job.launcher:
             _native.end_with(settings.launcher_pid)
         if job.restart and name != "shm":
             why = "a process that replaces a lost one cannot join the survivors"

@@ -12,7 +12,7 @@ import pytest
 from rankwise.backends.native import shm
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.launch.environment import find_job, starting_process
+from rankwise.launch.environment import find_job, join_job, starting_process
 from rankwise.system.settings import Settings
 
 ALONE = Settings({})
@@ -53,6 +53,20 @@ SLURM = {
 def test_a_process_alone() -> None:
     assert find_job({}, ALONE) == Job()
     assert Job().one_host
+
+
+def test_a_process_that_a_rank_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANKWISE_JOINED", "")
+    assert join_job(Settings.read()).rank == 3
+    assert join_job(Settings.read()).rank == 3, "the same process again"
+    pid, name = os.environ["RANKWISE_JOINED"].split(" ", 1)
+    assert pid == str(os.getpid())
+    monkeypatch.setenv("RANKWISE_JOINED", f"{os.getppid()} {name}")
+    assert join_job(Settings.read()) == Job()
+    monkeypatch.setenv("PMIX_NAMESPACE", "another job, which the rank has started")
+    assert join_job(Settings.read()).rank == 3
 
 
 def test_a_rank_of_one_of_several_launchers() -> None:

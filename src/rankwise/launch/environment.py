@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rankwise.contract.job import Job
 from rankwise.system import proc
-from rankwise.system.settings import Settings, integer
+from rankwise.system.settings import Settings, integer, set_joined
 
 Environment = Mapping[str, str]
 
@@ -37,6 +37,27 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
             )
         return job
     return _by_launcher(environ, settings, starter) or _alone(environ)
+
+
+def join_job(settings: Settings) -> Job:
+    """The job of this process, which joins it; one rank alone if a rank that has joined it started this process."""
+    job = find_job(os.environ, settings)
+    if not job.launcher:
+        return job
+    name = f"{job.launcher} {job.id} rank {job.rank} of {job.world_size}"
+    pid, _, joined = settings.joined.partition(" ")
+    if joined == name and pid != str(os.getpid()):
+        import logging  # slow to import, and seldom needed
+
+        logging.getLogger("rankwise").warning(
+            "this process was started by rank %d of %s (pid %s), so it is no rank of that job: it is one rank alone",
+            job.rank,
+            job.launcher,
+            pid,
+        )
+        return Job()
+    set_joined(f"{os.getpid()} {name}")
+    return job
 
 
 def _alone(environ: Environment) -> Job:

@@ -31,6 +31,7 @@ DEBUGGER_MEMFD = "rankwise-debugger"
 OF_SOME_JOBS = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
     "RANKWISE_LOCAL_WORLD_SIZE", "RANKWISE_THRESHOLDS", "RANKWISE_TERMINAL_FD", "RANKWISE_DEBUGGER_FD",
+    "RANKWISE_JOINED",
     "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 """The variables that only some jobs set: the others remove them, in case a launcher around this one has set them."""
@@ -60,6 +61,8 @@ class Settings:
     RANKWISE_LAUNCHER_PID   the launcher's pid; a rank ends when its launcher does
     RANKWISE_RESTART        how many processes were started for this rank before this one; set by a launcher that starts
                             lost ranks again
+    RANKWISE_JOINED         pid, and job, of the rank that this process is or was started by; a rank sets it itself when
+                            it joins, so that its child processes, which inherit its variables, are not ranks
     RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
                             meet through a socket prove to each other that they know it, and no other user can guess
                             the socket's name, which depends on it; launchers of several nodes prove it if it is
@@ -120,6 +123,7 @@ class Settings:
         self.segment_fd = integer(environ, "RANKWISE_SEGMENT_FD")
         self.launcher_pid = integer(environ, "RANKWISE_LAUNCHER_PID")
         self.restart = integer(environ, "RANKWISE_RESTART") or 0
+        self.joined = environ.get("RANKWISE_JOINED", "")
         self.secret = os.fsencode(environ.get("RANKWISE_SECRET", ""))
         self.socket_dir = environ.get("RANKWISE_SOCKET_DIR") or None
         self.backend = environ.get("RANKWISE_BACKEND") or None
@@ -195,6 +199,11 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
 
 def _switch(environ: Mapping[str, str], name: str) -> bool | None:
     return _read(environ, name, {"0": False, "1": True}.get, "1 or 0")
+
+
+def set_joined(text: str) -> None:
+    """Set RANKWISE_JOINED for this process and its children."""
+    os.environ["RANKWISE_JOINED"] = text
 
 
 def torch_as() -> str | None:

@@ -26,13 +26,42 @@ def test_programs_on_ranks(n: int) -> None:
     assert done.stdout == "all well\n" * n
 
 
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+from mpi4py import MPI
+
+def size_of_world(_):
+    return MPI.COMM_WORLD.size
+
+if __name__ == "__main__":
+    for kind in ("spawn", "forkserver"):
+        with multiprocessing.get_context(kind).Pool(1) as pool:
+            print(kind, pool.map_async(size_of_world, [0]).get(60))
+    code = "import rankwise as rw; print(rw.init().world_size)"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+    print(MPI.COMM_WORLD.allreduce(1))
+"""
+
+
+def test_child_processes_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(CHILDREN)
+    done = run(program, 1, "--mpi4py")
+    assert (done.returncode, done.stdout) == (0, "spawn [1]\nforkserver [1]\n1\n1\n"), done.stderr
+    assert "so it is no rank of that job: it is one rank alone" in done.stderr
+
+
 @pytest.mark.slow
 def test_over_another_backend() -> None:
     pytest.importorskip("torch")
     source = (
         "from mpi4py import MPI\nimport numpy as np\nc, x = MPI.COMM_WORLD, np.zeros(3)\nassert c.allreduce(1) == 2\n"
         "other = 1 - c.rank\nassert c.sendrecv(c.rank, other, source=other) == other\n"
-        "c.Sendrecv(np.full(2, 1.5), other, recvbuf=x, source=other)\nassert x.tolist() == [1.5, 1.5, 0]"
+        "c.Sendrecv(np.full(2, 1.5), other, recvbuf=x, source=other)\nassert x.tolist() == [1.5, 1.5, 0]\n"
+        "short, second = c.Irecv(x[:1], other), c.irecv(source=other)\nc.Send(x, other)\nc.send('object', other)\n"
+        "try:\n    short.Wait()\nexcept MPI.Exception as error:\n    assert error.error_class == MPI.ERR_TRUNCATE\n"
+        "else:\n    raise AssertionError\nassert second.wait() == 'object'\n"
+        "assert c.improbe(other, 9) is None\nc.send('matched', other, 9)\nassert c.mprobe(other, 9).recv() == 'matched'"
     )
     done = subprocess.run([*RUN, "-n", "2", "--mpi4py", "--backend", "gloo", "python", "-c", source], timeout=100)
     assert done.returncode == 0
