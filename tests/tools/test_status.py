@@ -192,6 +192,28 @@ except rw.PeerLostError:
 """
 
 
+OWN_GROUPS = """
+import sys
+from mpi4py import MPI
+own = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank)
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
+    print("here", flush=True)
+    sys.stdin.read()
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_groups_that_a_rank_makes_for_itself_are_no_jobs() -> None:
+    words = [*RANKWISE, "run", "-n", "2", "--mpi4py", "python", "-c", OWN_GROUPS]
+    launcher = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"here\n"
+    (job,) = jobs.jobs_of(launcher.pid)
+    assert (job.launcher, job.world_size) == (launcher.pid, 2)
+    launcher.communicate(timeout=150)
+
+
 @pytest.mark.slow
 def test_a_dead_rank() -> None:
     launcher = subprocess.Popen(

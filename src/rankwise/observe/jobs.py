@@ -128,11 +128,15 @@ def running_jobs() -> list[RunningJob]:
 
 
 def _is_part(job: RunningJob, jobs: list[RunningJob]) -> bool:
-    """Whether only ranks of one node made and share this segment. Then the segment of their launcher shows the job."""
+    """Whether ranks of another job made this segment for themselves: ranks of one node, or a rank for itself alone."""
     holders = set(job.holders.values())
-    if not _variable(next(iter(holders), None), "RANKWISE_LOCAL_WORLD_SIZE"):
+    if job.view.world_size > 1 and not _variable(next(iter(holders), None), "RANKWISE_LOCAL_WORLD_SIZE"):
         return False
-    return any(holders < set(other.holders.values()) for other in jobs)
+    return any(
+        holders < set(other.holders.values())
+        or (holders == set(other.holders.values()) and other.view.started < job.view.started)
+        for other in jobs
+    )
 
 
 def jobs_of(pid: int) -> list[RunningJob]:
