@@ -43,7 +43,7 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
-// start: Messages::recv or Messages::recv_up_to. first: as of rank_or_tag.
+// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag.
 template <auto start>
 std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first) {
     const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
@@ -62,9 +62,10 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
 
 // ---- receives as in MPI: the message may be shorter than the array, and -1 means any source or any tag ----
 
+// The message may also be too long, or an object: it is then in memory of its own.
 std::optional<RequestHandle> irecv_array_up_to(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                                nb::object group) {
-    auto request = start_receive<&Messages::recv_up_to>(c, array, from, label, kAny);
+    auto request = start_receive<&Messages::recv_message>(c, array, from, label, kAny);
     if (!request) return std::nullopt;
     RequestHandle handle(std::move(request), std::move(array), nb::none(), std::move(group));
     handle.started = true;  // it goes on even if the program drops it
@@ -115,6 +116,19 @@ RequestHandle start_recv_any(Comm& c, bool object, int dtype, int src, int tag) 
     const Wanted accepted = wanted(object, dtype);
     const auto request = without_gil([&] { return c.messages().recv_any(accepted, src, tag); });
     return {request, nb::none(), nb::none(), {}};
+}
+
+RequestHandle start_recv_message(Comm& c, int src, int tag) {
+    const auto request = without_gil([&] { return c.messages().recv_message(nullptr, 0, DType::U8, src, tag); });
+    return {request, nb::none(), nb::none(), {}};
+}
+
+std::optional<std::pair<RequestHandle, SourceTagBytes>> recv_arrived(Comm& c, int src, int tag) {
+    auto request = without_gil([&] { return c.messages().recv_arrived(src, tag); });
+    if (!request) return std::nullopt;
+    const Arrival a = request->arrival();
+    return std::pair(RequestHandle(std::move(request), nb::none(), nb::none(), {}),
+                     SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype)));
 }
 
 std::vector<RequestHandle> failed_messages(Comm& c) {
@@ -195,6 +209,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("message", &message_of)
         .def_prop_ro("cancelled", [](const RequestHandle& r) { return r->cancelled(); })
         .def_prop_ro("given", &RequestHandle::given)
+        .def_prop_ro("is_object", [](const RequestHandle& r) { return r->object(); })
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
     comm.def("send", &start_message<&Messages::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
@@ -218,6 +233,8 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"),
              nb::arg("synchronous") = false)
         .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
+        .def("recv_message", &start_recv_message, nb::arg("src"), nb::arg("tag"))
+        .def("recv_arrived", &recv_arrived, nb::arg("src"), nb::arg("tag"))
         .def("send_object_now", &send_object_now, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
         .def("probe", &await_arrival, nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0.0);
 }

@@ -27,16 +27,14 @@ public:
     bool done();
     bool cancel();
     std::string repr() const;
-    // Of a receive whose message does not fit: its group, array, source and tag; None for any other request.
-    nb::object given() const {
-        if (!request_->failed()) return nb::none();
-        return nb::make_tuple(group_, memory_, request_->source(), request_->tag());
-    }
+    // Of a complete receive whose message is not in its array, but in memory of its own: the array. None for any other
+    // request.
+    nb::object given() const { return request_->complete() && request_->overflows() ? memory_ : nb::none(); }
 
 private:
     // The engine has released the memory.
     void release() {
-        memory_.reset();
+        if (!request_->overflows()) memory_.reset();
         group_.reset();
     }
     std::shared_ptr<rankwise::Request> request_;

@@ -164,6 +164,53 @@ void refused_messages_stay(Comm& c) {
     CHECK_EQ(r->count(), 24u);
 }
 
+// As in MPI, each receive takes the message that it matches, even if that does not fit.
+void whatever_comes(Comm& c) {
+    const int self = c.rank();
+    for (bool early : {true, false})
+        for (uint64_t large : {10, 300000}) {
+            const auto first = message(0, 1, large), second = message(0, 2, 3);
+            std::vector<std::vector<int64_t>> in(3, std::vector<int64_t>(4));
+            std::vector<std::shared_ptr<Request>> receiving;
+            const auto receive = [&] {
+                for (auto& each : in)
+                    receiving.push_back(c.messages().recv_message(each.data(), 4, DType::I64, self, 7));
+                receiving.push_back(c.messages().recv_message(nullptr, 0, DType::U8, self, 7));
+            };
+            if (early) receive();
+            c.messages().send(first.data(), large, DType::I64, self, 7);
+            c.messages().send(second.data(), 3, DType::I64, self, 7);
+            c.messages().send_object({Part{reinterpret_cast<const uint8_t*>(second.data()), 24}}, self, 7);
+            c.messages().send(second.data(), 3, DType::I64, self, 7);
+            if (!early) receive();
+            for (auto& each : receiving) each->wait(std::nullopt);
+            CHECK(receiving[0]->overflows() && holds(*receiving[0], first), "too long: in memory of its own");
+            CHECK(!receiving[1]->overflows() && receiving[1]->count() == 3 &&
+                      std::equal(second.begin(), second.end(), in[1].begin()),
+                  "one that fits");
+            CHECK(receiving[2]->overflows() && receiving[2]->object() && receiving[2]->count() == 24, "an object");
+            CHECK(!receiving[3]->object() && holds(*receiving[3], second), "of any length");
+        }
+}
+
+void arrived_messages_are_taken_once(Comm& c) {
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    CHECK(!c.messages().recv_arrived(kAny, 5));
+    meet(c);
+    for (uint64_t count : {0, 3, 300000}) {
+        const auto out = message(c.rank(), 1, count);
+        const auto sending = c.messages().send(out.data(), count, DType::I64, next, 5);
+        std::shared_ptr<Request> taken;
+        while (!(taken = c.messages().recv_arrived(kAny, kAny))) usleep(10);
+        CHECK(taken->source() == previous && taken->tag() == 5 && taken->count() == count);
+        CHECK(!c.messages().probe(kAny, 5) && !c.messages().recv_arrived(previous, 5));
+        taken->wait(std::nullopt);
+        CHECK(holds(*taken, message(previous, 1, count)));
+        sending->wait(std::nullopt);
+        meet(c);
+    }
+}
+
 // A receive that is given up while its message arrives leaves the message for the next receive, before later ones.
 void given_up_receives_lose_nothing(Comm& c) {
     if (c.rank() > 1) return;
@@ -269,6 +316,9 @@ int main() {
             meet(c);
             objects_in_parts(c);
             refused_messages_stay(c);
+            whatever_comes(c);
+            meet(c);
+            arrived_messages_are_taken_once(c);
             meet(c);
             if (c.world_size() > 1) given_up_receives_lose_nothing(c);
             meet(c);

@@ -27,8 +27,11 @@ class Request(Arrival):
 
     dtype: int
     cancelled: bool
-    given: tuple[object, object, int, int] | None
-    """Of a receive whose message does not fit: its group, array, source and tag."""
+    given: object
+    """Of a complete irecv_array_up_to whose message is not in its array, but in `memory`: the array; else None."""
+
+    is_object: bool
+    """Of a complete receive: whether the message is an object."""
 
     def memory(self) -> ReceivedBytes: ...
     def give_back(self) -> None: ...
@@ -153,6 +156,12 @@ class Comm(Shortcuts):
         """Send the bytes of the parts, which have the buffer protocol, as one message."""
 
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None: ...
+    def recv_message(self, src: int, tag: int) -> Request:
+        """Receive any message, of any length."""
+
+    def recv_arrived(self, src: int, tag: int) -> tuple[Request, tuple[int, int, int]] | None:
+        """The same for a message that has arrived, and its source, tag and bytes; None if there is none."""
+
     def recv_any(self, object: bool, dtype: int, src: int, tag: int) -> Request:
         """Receive an object, or an array of any length, of this dtype, or of any if it is -1."""
 

@@ -110,7 +110,8 @@ void Messages::check_peer(Op op, int peer) const {
                       " given, expected 0 to " + std::to_string(n_ - 1));
 }
 
-std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag) {
+std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
+                                           const Wanted& wanted) {
     check_peer(op, peer);
     checked_bytes(count, itemsize(dtype));
     auto r = std::make_shared<Request>();
@@ -121,6 +122,7 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     r->dtype_ = dtype;
     r->count_ = count;
     r->data_ = static_cast<uint8_t*>(data);
+    r->wanted_ = wanted;
     return r;
 }
 
@@ -191,16 +193,18 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
 
 std::shared_ptr<Request> Messages::recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
                                               const CallOptions& options, bool waits) {
-    const auto r = request(Op::Recv, data, count, dtype, from, tag);
-    r->wanted_.kind = Wanted::UpTo;
-    return start_recv(r, options, waits);
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag, {Wanted::UpTo}), options, waits);
+}
+
+std::shared_ptr<Request> Messages::recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
+                                                const CallOptions& options, bool waits) {
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag, {Wanted::Any}), options, waits);
 }
 
 std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options,
                                             bool waits) {
-    const auto r = request(Op::Recv, nullptr, 0, wanted.dtype.value_or(DType::U8), from, tag);
-    r->wanted_ = wanted;
-    return start_recv(r, options, waits);
+    const DType dtype = wanted.dtype.value_or(DType::U8);
+    return start_recv(request(Op::Recv, nullptr, 0, dtype, from, tag, wanted), options, waits);
 }
 
 std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
@@ -231,16 +235,32 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found)
     Message* const m = first_arrived(found.source, found.tag, r.get());
     if (!m || !accepts(*r, m->header) || m->header.count != found.count || DType(m->header.dtype) != found.dtype)
         return nullptr;
+    start_arrived(r, *m);
+    return r;
+}
+
+std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
+    const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, {Wanted::Any});
+    const auto lock = lock_requests();
+    check_open(name(Op::Recv));
+    pull_from(from);
+    Message* const m = first_arrived(from, tag, r.get());
+    if (m) start_arrived(r, *m);
+    else take_offers();  // as in probe
+    return m ? r : nullptr;
+}
+
+// `r`, which nobody knows yet, receives a message that has arrived, or begun to, and that it accepts.
+void Messages::start_arrived(const std::shared_ptr<Request>& r, Message& arrived) {
     trace(*r, false);
-    r->matched_ = true;
+    fits(*r, arrived.from, arrived.header);
     try {
-        receive_arrived(r, *m);
+        receive_arrived(r, arrived);
         if (!r->complete_) go_on_in_background();
     } catch (...) {
         cancel_locked(r);
         throw;
     }
-    return r;
 }
 
 // `r` receives a message that has arrived, or begun to, and fits.
@@ -276,8 +296,6 @@ void Messages::attach(const std::shared_ptr<Request>& r, const std::shared_ptr<M
 
 // The message is received in the memory in which it is kept.
 void Messages::give_memory(Request& r, Message& m) {
-    r.count_ = m.header.count;
-    r.dtype_ = DType(m.header.dtype);
     r.memory_ = std::move(m.kept);
     r.data_ = r.memory_.data();
 }
@@ -441,6 +459,7 @@ bool Messages::accepts(const Request& r, const Header& h) {
     case Wanted::UpTo: return !h.object && h.bytes <= r.bytes();
     case Wanted::Array: return !h.object && r.wanted_.dtype.value_or(DType(h.dtype)) == DType(h.dtype);
     case Wanted::Object: return h.object;
+    case Wanted::Any: return true;
     }
     return false;
 }
@@ -449,7 +468,7 @@ bool Messages::accepts(const Request& r, const Header& h) {
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 // A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.wanted_.kind == Wanted::UpTo && !r.message_ && r.bytes() < tuning::kRendezvous &&
+    return r.up_to() && !r.message_ && r.bytes() < tuning::kRendezvous &&
            receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
 }
 
@@ -459,7 +478,10 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     r.tag_ = h.tag;
     r.matched_ = true;
     if (accepts(r, h)) {
-        if (r.wanted_.kind == Wanted::UpTo) r.count_ = h.count, r.dtype_ = DType(h.dtype);
+        r.object_ = h.object;
+        r.overflows_ = r.wanted_.kind == Wanted::Any && r.unsized_for(h.bytes, h.object);
+        r.count_ = h.count;
+        r.dtype_ = DType(h.dtype);
         return true;
     }
     const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) +
@@ -483,6 +505,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
         r.failure_ =
             "recv_object: " + message + "an array of " + array + ", not an object; receive it with recv or recv_any";
         break;
+    case Wanted::Any: break;
     }
     std::erase_if(failed_, [](const auto& each) { return bool(each->raised_); });
     if (failed_.size() < tuning::kMostFailed) failed_.push_back(r.shared_from_this());
@@ -501,7 +524,8 @@ std::vector<std::shared_ptr<Request>> Messages::take_failed() {
 std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::optional<Offer> offer) {
     Request* const posted = receives_.first_for(from, h.tag);
     Memory memory;  // before anything changes, since there may be none
-    if (posted && accepts(*posted, h) ? posted->unsized() : !offer || posted) memory = Memory(h.bytes);
+    if (posted && accepts(*posted, h) ? posted->unsized_for(h.bytes, h.object) : !offer || posted)
+        memory = Memory(h.bytes);
     auto m =
         std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
     if (m->offer && posted && !claim(*m)) return nullptr;

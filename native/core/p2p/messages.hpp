@@ -56,6 +56,12 @@ public:
     // Receives an array of any dtype that may be shorter than the memory; count and dtype are those that are expected.
     std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
                                         const CallOptions& options = {}, bool waits = false);
+    // The same for any message: one that is too long for the memory, or an object, goes to memory that the engine
+    // allocates.
+    std::shared_ptr<Request> recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
+                                          const CallOptions& options = {}, bool waits = false);
+    // The same without memory, of a message that has arrived. Returns null, with nothing done, if there is none.
+    std::shared_ptr<Request> recv_arrived(int from, int tag);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options = {},
@@ -155,7 +161,8 @@ private:
     bool copy_parts(const Message& message, uint64_t at, uint64_t bytes);
     bool help_to_fetch(Channel& c, int to);
 
-    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag);
+    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
+                                     const Wanted& wanted = {});
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
@@ -199,6 +206,7 @@ private:
     std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
+    void start_arrived(const std::shared_ptr<Request>& receive, Message& message);
     static void give_memory(Request& receive, Message& message);
     Channel* readable(int from);
     void check_peer(Op op, int peer) const;

@@ -146,6 +146,7 @@ std::string Messages::awaited_text(const Request& r) {
     if (r.object_ || r.wanted_.kind == Wanted::Object) return "an object with " + tag_text(r.tag_);
     if (r.wanted_.kind == Wanted::UpTo)
         return "an array of at most " + std::to_string(r.bytes()) + " bytes with " + tag_text(r.tag_);
+    if (r.wanted_.kind == Wanted::Any) return "a message with " + tag_text(r.tag_);
     if (r.unsized())
         return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") +
                " with " + tag_text(r.tag_);
@@ -224,7 +225,7 @@ void Messages::go_on_in_background(bool now) {
 // For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
 // looks for the message, so that none is missed.
 void Messages::listen(const Request& r) {
-    if (listens_ || r.wanted_.kind != Wanted::UpTo) return;
+    if (listens_ || !r.up_to()) return;
     background_.listen(*this);
     listens_ = true;
 }

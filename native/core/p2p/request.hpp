@@ -32,6 +32,7 @@ struct Wanted {
         UpTo,     // an array of any dtype that fits into the receive's memory
         Array,    // an array of any length, and of any dtype if there is none here
         Object,
+        Any,  // as in MPI: an array that fits into the receive's memory, and whatever else in memory of its own
     };
     Kind kind = Exactly;
     std::optional<DType> dtype{};
@@ -95,7 +96,10 @@ public:
     int tag() const { return tag_; }
     uint64_t count() const { return count_; }
     DType dtype() const { return dtype_; }
-    Arrival arrival() const { return {peer_, tag_, count_, dtype_, wanted_.kind == Wanted::Object}; }
+    bool object() const { return object_; }
+    Arrival arrival() const { return {peer_, tag_, count_, dtype_, object_}; }
+    // Of a complete receive of any message: whether it is not in the caller's memory.
+    bool overflows() const { return overflows_; }
     // Of a complete receive that accepts any length: the message, once.
     Memory take_memory() { return std::move(memory_); }
 
@@ -103,7 +107,13 @@ private:
     friend class Messages;
     friend class PostedReceives;
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
-    bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object; }
+    bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object || overflows_; }
+    // Whether the message may be shorter than the caller's memory.
+    bool up_to() const { return wanted_.kind == Wanted::UpTo || (wanted_.kind == Wanted::Any && data_); }
+    // Whether this message, which the receive accepts, does not go to the caller's memory.
+    bool unsized_for(uint64_t bytes, bool object) const {
+        return unsized() || (wanted_.kind == Wanted::Any && (object || bytes > this->bytes()));
+    }
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
         if (parts_.empty()) return f(data_ + at, bytes);
         rankwise::for_stretches(parts_, at, bytes, f);
@@ -112,8 +122,9 @@ private:
     std::weak_ptr<Messages> messages_;
     std::shared_ptr<void> keep_;  // what owns the memory, if the caller has dropped the request
     bool sends_ = false;
-    bool object_ = false;  // send: the message is an object
-    Wanted wanted_;        // receive
+    bool object_ = false;     // the message is an object
+    Wanted wanted_;           // receive
+    bool overflows_ = false;  // receive of any message: it has matched one that goes to memory of its own
     int peer_ = 0;
     int tag_ = 0;
     DType dtype_ = DType::U8;

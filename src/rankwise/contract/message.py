@@ -103,6 +103,11 @@ class Arrival(Work[None]):
     def dtype(self) -> int:
         """The number of its DType."""
 
+    @property
+    @abstractmethod
+    def is_object(self) -> bool:
+        """Whether it is an object."""
+
     @abstractmethod
     def memory(self) -> Any:
         """The message's bytes, by the buffer protocol; writable, unless it is a short object. Called once."""
@@ -127,6 +132,17 @@ class Receives(ABC):
     @abstractmethod
     def recv_object(self, src: int, tag: int) -> Arrival:
         """Start to receive an object."""
+
+    @abstractmethod
+    def recv_message(self, src: int, tag: int) -> Arrival:
+        """Start to receive whatever comes, as in MPI."""
+
+    @abstractmethod
+    def recv_arrived(self, src: int, tag: int) -> tuple[Arrival, tuple[int, int, int]] | None:
+        """The same for a message that has arrived, which no other receive gets any more; None if there is none.
+
+        Returns also the message's source, tag and bytes.
+        """
 
     @abstractmethod
     def probe(self, src: int, tag: int, timeout: float) -> Message | None:

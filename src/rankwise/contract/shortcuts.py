@@ -151,8 +151,8 @@ class Shortcuts:
     """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that is `started`, whose result is
     None.
 
-    Once it is complete, (source, tag, bytes) is its `message`. If the message does not fit, it stays for another
-    receive, and `given` has this one's arguments: group, x, src and tag.
+    Once it is complete, (source, tag, bytes) is its `message`. It receives whatever comes: if that is longer than x, or
+    an object, x is its `given`, which is None otherwise, and `memory()` has the bytes.
     """
 
     def failed_messages(self) -> Sequence[FailedWork]:

@@ -64,6 +64,19 @@ class ReceiveQueue(Receives):
 
         return self._post("recv_any", src, tag, check)
 
+    def recv_message(self, src: int, tag: int) -> QueuedReceive:
+        return self._post("recv", src, tag, nothing)
+
+    def recv_arrived(self, src: int, tag: int) -> tuple[QueuedReceive, tuple[int, int, int]] | None:
+        receive = self.recv_message(src, tag)
+        self.progress()
+        if receive.error is not None:
+            raise receive.error
+        if (taken := receive.taken) is None:
+            receive.cancel()
+            return None
+        return receive, (taken.source, taken.tag, len(taken.memory))
+
     def recv_object(self, src: int, tag: int) -> QueuedReceive:
         return self._post("recv_object", src, tag, _check_object)
 
@@ -185,9 +198,13 @@ class QueuedReceive(Arrival):
         assert self.taken is not None
         return self.taken.dtype
 
+    @property
+    def is_object(self) -> bool:
+        return self.taken is not None and is_object(self.taken)
+
     def memory(self) -> Any:
         assert self.taken is not None
-        return content(self.taken) if self._operation == "recv_object" else array_over(self.taken.memory, np.uint8)
+        return content(self.taken) if self.is_object else array_over(self.taken.memory, np.uint8)
 
     def give_back(self) -> None:
         self._queue.forget(self)
@@ -248,6 +265,10 @@ class QueuedReceive(Arrival):
             except Exception as error:  # noqa: BLE001 - `wait` raises it
                 self.error = error
                 self._queue.forget(self)
+
+
+def nothing(_taken: Taken) -> None:
+    """The check of a receive that takes whatever comes."""
 
 
 def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> QueuedReceive:

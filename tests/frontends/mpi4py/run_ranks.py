@@ -1,13 +1,19 @@
 """What an mpi4py program does, checked on every rank: messages, collectives, communicators and datatypes."""
 
-import marshal
-import pickle
-import signal
 import time
-from fractions import Fraction
 
 import numpy as np
 import pytest
+from check_messages import (
+    equal,
+    fails,
+    interrupted_send,
+    messages,
+    messages_are_matched_once,
+    messages_that_do_not_fit,
+    object_messages,
+    synchronous_messages,
+)
 from mpi4py import MPI
 
 from rankwise import MismatchError
@@ -16,10 +22,6 @@ comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
 right, left = (rank + 1) % size, (rank - 1) % size
 status = MPI.Status()
-
-
-def equal(found: object, expected: object) -> None:
-    assert np.array_equal(found, expected), (found, expected)
 
 
 def objects() -> None:
@@ -79,6 +81,29 @@ def buffers() -> None:
     mine = np.zeros(1)
     comm.Reduce_scatter_block(np.arange(size, dtype=float), mine)
     equal(mine, [size * rank])
+    part = np.zeros(2)
+    comm.Reduce_scatter_block([np.arange(2.0 * size), 2, MPI.DOUBLE], [part, 2, MPI.DOUBLE])  # counts of one block
+    equal(part, [size * 2 * rank, size * (2 * rank + 1)])
+    with pytest.raises(ValueError, match="mismatch in send count"):
+        comm.Reduce_scatter_block(np.zeros(2 * size), np.zeros(3))
+    if rank == 0:  # which waits for nobody before the request is waited for
+        request = comm.Ireduce_scatter(np.ones(size), mine)
+        for other in range(1, size):
+            comm.Send(mine, other)
+    else:
+        comm.Recv(np.zeros(1), 0)
+        request = comm.Ireduce_scatter(np.ones(size), mine)
+    request.Wait()
+    equal(mine, [size])
+    refused = (("C_BOOL", "SUM"), ("BYTE", "MAX"), ("FLOAT", "LAND"), ("C_DOUBLE_COMPLEX", "MIN"), ("INT", "MINLOC"))
+    for kind, op in refused:
+        x = [np.zeros(16, "u1"), 1, getattr(MPI, kind)]
+        for call in (comm.Allreduce, comm.Iallreduce, comm.Scan):
+            fails(MPI.ERR_OP, call, MPI.IN_PLACE, x, getattr(MPI, op))
+    fails(MPI.ERR_OP, comm.Allreduce, np.array([True]), np.array([True]))
+    letters = np.full(1, 3, "i1").view("S1")
+    comm.Allreduce(MPI.IN_PLACE, [letters, MPI.CHAR])
+    equal(letters.view("i1"), [3 * size])
     total = np.zeros(1)
     comm.Scan(np.ones(1), total)
     equal(total, [rank + 1])
@@ -200,197 +225,34 @@ def windows() -> None:
         equal(error.Get_error_class(), MPI.ERR_SIZE)
 
 
-def object_messages() -> None:
-    sent = [
-        7,
-        {"a": [1.5, None]},
-        np.arange(10),
-        np.arange(100_000),
-        "x" * 50_000,
-        {MPI.COMM_WORLD.size},
-        Fraction(1, 3),
-    ]
-    for tag, one in enumerate(sent):
-        request = comm.isend(one, right, tag)
-        got = comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status)
-        assert (status.source, status.tag, status.count > 0) == (left, tag, True)
-        equal(got, one)
-        request.wait()
-        receive = comm.irecv(source=left)
-        comm.send(one, right, tag)
-        equal(receive.wait(), one)
-        equal(comm.sendrecv(one, right, source=left), one)
-    comm.Barrier()
-    MPI.pickle.__init__(marshal.dumps, marshal.loads, protocol=None)
-    request = comm.isend([1, 2], right)
-    equal(comm.recv(source=left, status=status), [1, 2])
-    request.wait()
-    MPI.pickle.__init__()
-    comm.Barrier()
-
-
-def messages() -> None:
-    longer, sent = np.full(10, -1.0), np.full(4, float(rank))
-    for receive in range(3):  # a message may be shorter than the buffer
-        request = comm.Isend([sent, MPI.DOUBLE], right, tag=receive)
-        if receive == 0:
-            comm.Recv(longer, left, receive, status)
-        elif receive == 1:
-            comm.Irecv(longer, MPI.ANY_SOURCE, receive).Wait(status)
-        else:
-            comm.Mprobe(left, receive, status).Recv(longer)
-        equal(longer, [left] * 4 + [-1.0] * 6)
-        assert (status.Get_count(MPI.DOUBLE), status.source, status.tag) == (4, left, receive)
-        request.Wait()
-    request = comm.Isend([sent, 2, MPI.DOUBLE], right, 4)
-    comm.Recv([longer, 3, MPI.DOUBLE], left, status=status)
-    equal((longer[1], longer[2], status.Get_count(MPI.DOUBLE)), (left, left, 2))
-    request.Wait()
-    two = [np.zeros(3), np.zeros(1)]  # the first receive posted gets the first message, whatever the lengths
-    receives = [comm.Irecv(x, left, 5) for x in two]
-    for value in (1.0, 2.0):
-        comm.Send(np.full(1, value), right, 5)
-    MPI.Request.Waitall(receives)
-    equal([two[0][0], two[1][0]], [1, 2])
-    try:
-        request = comm.Isend(np.zeros(3), right, 6)
-        comm.Recv(np.zeros(1), left, 6)
-        raise AssertionError("a message that is too long was received")
-    except MPI.Exception as error:
-        equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
-    request.Wait()
-    request = comm.Irecv(np.zeros(1), left)
-    comm.Send(np.zeros(3), right, 7)
-    try:
-        request.Wait()
-        raise AssertionError("a message that is too long was received")
-    except MPI.Exception as error:
-        equal(error.Get_error_class(), MPI.ERR_TRUNCATE)
-    for persistent in (False, True):  # a buffer receives an object's encoding, even if the status is asked for first
-        encoded = np.zeros(200, np.uint8)
-        request = comm.Recv_init(encoded, left, 9) if persistent else comm.Irecv(encoded, left, 9)
-        if persistent:
-            request.Start()
-        comm.send({"from": rank}, right, 9)
-        while not request.Get_status(status):
-            pass
-        count = status.Get_count()
-        assert request.wait(status) is None
-        assert (status.source, status.tag, status.Get_count()) == (left, 9, count)
-        equal(pickle.loads(encoded[:count].tobytes())["from"], left)
-    assert comm.Iprobe() is False
-    comm.Barrier()
-    in_bytes = bytearray(64)  # the datatypes may differ, and a refused message keeps its place
-    comm.Isend(np.arange(3.0), right, 8).Wait()
-    comm.Irecv([in_bytes, MPI.BYTE], left, 8).Wait(status)
-    equal(np.frombuffer(in_bytes, "d", 3), [0, 1, 2])
-    equal(status.Get_count(MPI.DOUBLE), 3)
-    large = np.arange(300_000)
-    for bigger in (0, 5):  # with the length that is expected, and with another one
-        into = np.zeros(large.size + bigger, int)
-        requests = [comm.Irecv(into, MPI.ANY_SOURCE, 9), comm.Isend(large, right, 9)]
-        MPI.Request.Waitall(requests)
-        equal(into[: large.size], large)
-        comm.Sendrecv(large, right, 9, into, left, 9, status)
-        equal((into[-1 - bigger], status.Get_count(MPI.LONG)), (large[-1], large.size))
-    rows = np.zeros((4, 4))
-    request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
-    comm.send(None, right, 10)  # which mpi4py sends as nothing
-    request.Wait(status)
-    equal((rows.any(), status.Get_count()), (False, 0))
-    request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
-    comm.Send(np.arange(4.0), right, 10)
-    request.Wait()
-    equal(rows, [[i, 0, 0, 0] for i in range(4)])
-    comm.Barrier()
-    several = [comm.Irecv(np.zeros(1), left, tag) for tag in (11, 12, 13)]
-    comm.Send(np.zeros(1), right, 12)
-    equal((MPI.Request.Waitany(several, status), status.tag), (1, 12))
-    equal((bool(several[1]), several[0].Test()), (False, False))
-    comm.Barrier()  # the others are sent only now
-    for tag in (13, 11):
-        comm.Send(np.zeros(1), right, tag)
-    done: list[int] = []
-    while (some := MPI.Request.Waitsome(several)) is not None:
-        done += some
-    equal(sorted(done), [0, 2])
-    comm.Barrier()
-    comm.Barrier()
-    comm.Send(np.zeros(1), MPI.PROC_NULL)
-    comm.Recv(np.zeros(1), MPI.PROC_NULL, status=status)
-    assert status.source == MPI.PROC_NULL
-    nothing = comm.mprobe(MPI.PROC_NULL)
-    assert nothing == MPI.MESSAGE_NO_PROC
-    assert nothing.recv() is None
-    assert nothing == MPI.MESSAGE_NULL != MPI.MESSAGE_NO_PROC
-    comm.send("found", right, 15)
-    matched = comm.mprobe(left, 15)
-    matched.free()
-    assert matched.recv() == "found"
-    request = comm.Issend(np.full(3, 4.0), rank, 14)
-    request.Cancel()
-    request.Wait(status)
-    assert status.Is_cancelled()
-    assert not comm.iprobe(rank, 14)
-
-
-def synchronous_messages() -> None:
-    x, y = np.arange(6.0), np.zeros(3)
-    persistent = comm.Ssend_init(x[3:], right, 17)
-    persistent.Start()
-    every_second = MPI.DOUBLE.Create_vector(3, 1, 2).Commit()
-    misaligned = np.zeros(25, "u1")[1:].view(float)
-    misaligned[:] = x[3:]
-    sends = [persistent, comm.Issend([x, 1, every_second], right, 17)]
-    sends += [comm.Issend(misaligned, right, 17), comm.issend(np.full(9_000, 7), right, 17)]
-    comm.Probe(left, 17)
-    comm.Barrier()
-    assert not any(request.Test() for request in sends)  # no receive has matched them
-    comm.Barrier()
-    for expected in ([3, 4, 5], [0, 2, 4], [3, 4, 5]):
-        comm.Recv(y, left, 17)
-        equal(y, expected)
-    equal(comm.recv(source=left, tag=17), np.full(9_000, 7))
-    MPI.Request.Waitall(sends)
-    early = comm.Irecv(y, left, 19)
-    comm.Barrier()
-    comm.Ssend(x[:3], right, 19)  # which the receiver need not wait for
-    comm.Barrier()
-    early.Wait()
-    equal(y, x[:3])
-    if size > 1 and rank < 2:
-        if rank == 0:
-            comm.Ssend(x[:3], 1, 18)
-            comm.ssend("object", 1, 18)
-        else:
-            time.sleep(0.05)  # so that rank 0 waits for the receive
-            comm.Recv(y, 0, 18)
-            equal(y, x[:3])
-            assert comm.recv(source=0, tag=18) == "object"
-
-
-def interrupted_send() -> None:
-    def give_up(*_: object) -> None:
-        raise TimeoutError
-
-    if size > 1 and rank == 0:
-        x = np.arange(3.0)
-        before = signal.signal(signal.SIGALRM, give_up)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(TimeoutError):
-            comm.Ssend(x, 1, 20)
-        signal.signal(signal.SIGALRM, before)
-        x[:] = 9
-        comm.Send(x, 1, 20)
-    comm.Barrier()
-    if rank == 1:
-        y = np.zeros(3)
-        comm.Recv(y, 0, 20)
-        if y[0] != 9:  # where memory of other processes is out of reach, it is delivered as it was
-            equal(y, [0, 1, 2])
-            comm.Recv(y, 0, 20)
-        equal(y, [9, 9, 9])
-        assert not comm.iprobe(0, 20)
+def window_locks() -> None:
+    """Readers and a writer exclude each other; each writer fills the memory of rank 0 twice."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    window = MPI.Win.Allocate_shared(16 if rank == 0 else 0, 8, comm=host)
+    memory = np.frombuffer(window.Shared_query(0)[0], "i8")
+    for step in range(30):
+        window.Lock(0, MPI.LOCK_EXCLUSIVE)
+        memory[0] += 1
+        if step % 10 == 0:
+            time.sleep(0.001)
+        memory[1] += 1
+        window.Unlock(0)
+        window.Lock(0, MPI.LOCK_SHARED)
+        first, second = memory.tolist()
+        assert first == second >= step + 1
+        window.Unlock(0)
+    window.Fence()
+    equal(memory, [30 * size] * 2)
+    window.Lock(0, MPI.LOCK_SHARED)
+    host.Barrier()  # all have it together
+    window.Unlock(0)
+    window.Lock_all()
+    fails(MPI.ERR_RMA_SYNC, window.Lock, 0)
+    host.Barrier()
+    window.Unlock_all()
+    fails(MPI.ERR_RMA_SYNC, window.Unlock, 0)
+    fails(MPI.ERR_LOCKTYPE, window.Lock, 0, 99)
+    window.Free()
 
 
 def communicators() -> None:
@@ -411,6 +273,37 @@ def communicators() -> None:
     copy = comm.Dup()
     assert MPI.Comm.Compare(comm, copy) == MPI.CONGRUENT
     copy.Free()
+    if rank == 0:  # which waits for nobody before the request is waited for
+        copy, request = comm.Idup()
+        for other in range(1, size):
+            comm.Send(np.zeros(1), other)
+    else:
+        comm.Recv(np.zeros(1), 0)
+        copy, request = comm.Idup()
+    assert not copy or request.Test()
+    request.Wait()
+    equal(copy.allgather(rank), range(size))
+    equal(MPI.Comm.Compare(comm, copy), MPI.CONGRUENT)
+    copy.Free()
+    nothing = comm.Create_cart([0])
+    equal((type(nothing), nothing == MPI.COMM_NULL), (MPI.Cartcomm, True))
+    fails(MPI.ERR_ARG, comm.Create_cart, [size + 1])
+    fails(MPI.ERR_DIMS, comm.Create_cart, [-1])
+
+
+def groups() -> None:
+    """What MPICH and Open MPI give."""
+    group = comm.Get_group()
+    assert group == comm.Get_group() != group.Dup()
+    equal(group.Compare(group.Dup()), MPI.IDENT)
+    equal(group.Range_incl([(size - 1, 0, -1)]).Translate_ranks(), list(reversed(range(size))))
+    for impossible in ([(0, 0, 0)], [(0, size, 1)], [(0, 0, 1), (0, 0, 1)], [(0, size - 1, -1)] * (size > 1)):
+        if impossible:
+            fails(MPI.ERR_ARG, group.Range_incl, impossible)
+            fails(MPI.ERR_ARG, group.Range_excl, impossible)
+    last = group.Incl([size - 1])
+    equal(group.Translate_ranks(None, last), [MPI.UNDEFINED] * (size - 1) + [0])
+    equal(last.Translate_ranks([0, MPI.PROC_NULL], group), [size - 1, MPI.PROC_NULL])
 
 
 def datatypes() -> None:
@@ -460,6 +353,20 @@ def datatypes() -> None:
     assert into.sum() == grid[1:3, 2:4].sum()
     assert MPI.FLOAT32_T == MPI.FLOAT != MPI.FLOAT16_T
     assert MPI.DOUBLE.Create_contiguous(1 << 31).Create_vector(2, 1, 2).size == 1 << 35  # in little memory
+    codes = ("DOUBLE", "INT", "CHAR", "BYTE", "WCHAR", "AINT", "C_BOOL", "CXX_BOOL", "INT32_T", "FLOAT32_T", "REAL8")
+    equal([getattr(MPI, name).tocode() for name in codes], [*"dicBUp", "b1", "?", "i4", "f", "f8"])
+    equal((MPI.DOUBLE.Dup().tocode(), column.typestr, column.typechar), ("d", "V128", "V"))
+    for kind in (column, MPI.DOUBLE_INT):
+        with pytest.raises(ValueError, match="cannot map"):
+            kind.tocode()
+    struct, byte = MPI.Datatype.Create_struct, MPI.SIGNED_CHAR
+    for extent, first, place in (  # padded as the C compiler pads the struct
+        *((32, MPI.DOUBLE.Create_contiguous(3), 24), (48, MPI.DOUBLE.Create_vector(3, 1, 2), 40)),
+        *((24, struct([1, 1], [0, 8], [MPI.DOUBLE, byte]), 16), (16, MPI.INT.Create_contiguous(3), 12)),
+        *((24, MPI.DOUBLE_INT, 16), (4, byte.Create_contiguous(3), 3), (32, MPI.DOUBLE.Create_resized(0, 24), 24)),
+        *((40, MPI.DOUBLE.Create_subarray([4], [2], [1]), 32), (9, MPI.DOUBLE.Create_contiguous(0), 8)),
+    ):
+        equal(struct([1, 1], [0, place], [first, byte]).extent, extent)
     record = np.zeros(2, [("a", "i4"), ("b", "f8")])
     fields = [record.dtype.fields[name][1] for name in "ab"]
     kind = MPI.Datatype.Create_struct([1, 1], fields, [MPI.INT, MPI.DOUBLE]).Create_resized(0, record.itemsize)
@@ -473,8 +380,9 @@ def datatypes() -> None:
 
 
 for check in (
-    *(objects, buffers, vectors, buffers_that_do_not_fit, windows),
-    *(object_messages, messages, synchronous_messages, interrupted_send, communicators, datatypes),
+    *(objects, buffers, vectors, buffers_that_do_not_fit, windows, window_locks),
+    *(object_messages, messages, messages_that_do_not_fit, messages_are_matched_once),
+    *(synchronous_messages, interrupted_send, communicators, groups, datatypes),
 ):
     check()
 comm.Barrier()

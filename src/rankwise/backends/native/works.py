@@ -58,6 +58,12 @@ class EngineReceives(Receives):
     def recv_object(self, src: int, tag: int) -> Arrival:
         return self._comm.recv_any(True, _ANY_DTYPE, src, tag)
 
+    def recv_message(self, src: int, tag: int) -> Arrival:
+        return self._comm.recv_message(src, tag)
+
+    def recv_arrived(self, src: int, tag: int) -> tuple[Arrival, tuple[int, int, int]] | None:
+        return self._comm.recv_arrived(src, tag)
+
     def probe(self, src: int, tag: int, timeout: float) -> Message | None:
         found = self._comm.probe(src, tag, timeout)
         return None if found is None else Message(*found[:3], DType(found[3]))

@@ -22,7 +22,7 @@ from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.messages import Messages
-from rankwise.frontends.mpi4py.ops import SUM, Op, engine_op, fold
+from rankwise.frontends.mpi4py.ops import SUM, Op, check, engine_op, fold
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
 from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
@@ -32,6 +32,7 @@ from rankwise.frontends.mpi4py.specs import (
     every,
     in_place,
     kept,
+    ndarray,
     per_rank,
     plain,
     simple,
@@ -188,6 +189,7 @@ def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op, root: int | None) 
     into = simple(recvbuf, True) if root in (None, c.rank) else None
     mine = _operand(sendbuf, into)
     kind, dtype = mine.type, mine.type._dtype
+    check(op, kind)
     reduce_op = engine_op(op, dtype)
 
     def body() -> None:
@@ -215,9 +217,10 @@ def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op, root: int | None) 
 def _reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
     if in_place(sendbuf):
         given = simple(recvbuf, True, c.size)
-        return _dividing(c, given, given.block(0), given.sizes, op)
-    into = simple(recvbuf, True)
-    return _dividing(c, simple(sendbuf, False), into, [into.nbytes] * c.size, op)
+        return _dividing(c, given, given.block(0), lambda: given.sizes, op)
+    into, given = simple(recvbuf, True), simple(sendbuf, False, c.size)
+    _check_equal(given.block(0), into)
+    return _dividing(c, given, into, lambda: given.sizes, op)
 
 
 def _reduce_scatter(
@@ -227,27 +230,34 @@ def _reduce_scatter(
         given = simple(recvbuf, True)
         counts = divided(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
         into = Blocks(given.memory, [given.type], [counts[c.rank]], [0])
-        return _dividing(c, given, into, [count * given.type.size for count in counts], op)
+        return _dividing(c, given, into, lambda: [count * given.type.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
-    if recvcounts is None:
-        sizes = c.group._all_gather_ints(np.array(into.nbytes, np.int64)).tolist()
-    else:
-        sizes = [int(count) * given.type.size for count in recvcounts]
+    if recvcounts is None:  # each rank knows its own
+        own = np.array(into.nbytes, np.int64)
+        return _dividing(c, given, into, lambda: c.group._all_gather_ints(own).tolist(), op)
+    sizes = [int(count) * given.type.size for count in recvcounts]
+    _check_sum(sizes, given)
     if sizes[c.rank] < into.nbytes:
         into = Blocks(into.memory, [into.type], [sizes[c.rank] // into.type.size], into.starts)
-    return _dividing(c, given, into, sizes, op)
+    return _dividing(c, given, into, lambda: sizes, op)
 
 
-def _dividing(c: Context, given: Blocks, into: Blocks, sizes: list[int], op: Op) -> Body:
-    """sizes: the bytes of each rank's part of the result."""
-    kind, dtype = given.type, given.type._dtype
-    reduce_op = engine_op(op, dtype)
+def _check_sum(sizes: list[int], given: Blocks) -> None:
     if sum(sizes) != given.nbytes:
         raise ValueError(
             f"message: the counts add up to {sum(sizes)} bytes, the buffer that is sent has {given.nbytes}"
         )
 
+
+def _dividing(c: Context, given: Blocks, into: Blocks, asked: Callable[[], list[int]], op: Op) -> Body:
+    """asked: returns the bytes of each rank's part of the result; it may be a collective."""
+    kind, dtype = given.type, given.type._dtype
+    check(op, kind)
+    reduce_op = engine_op(op, dtype)
+
     def body() -> None:
+        sizes = asked()
+        _check_sum(sizes, given)
         data = given.packed()
         if reduce_op is None or dtype is None:
             total = fold(_gathered(c, data), op, kind)
@@ -267,7 +277,7 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
     ranks = c.rank + inclusive
     into = simple(recvbuf, True)
     mine = _operand(sendbuf, into)
-    op._live()
+    check(op, mine.type)
 
     def body() -> None:
         parts = _gathered(c, mine.packed())
@@ -284,11 +294,15 @@ def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
     if in_place(sendbuf):
         return into
     mine = simple(sendbuf, False)
+    _check_equal(mine, into)
+    return mine
+
+
+def _check_equal(mine: Blocks, into: Blocks) -> None:
     if mine.type._dtype != into.type._dtype:
         raise ValueError("mismatch in send and receive MPI datatypes")
     if mine.nbytes != into.nbytes:
         raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
-    return mine
 
 
 def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
@@ -331,21 +345,29 @@ def _fast_bcast(c: Context, buf: Any, root: int = 0) -> bool:
 
 
 def _fast_allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
-    x, given, name = plain(recvbuf), plain(sendbuf), _engine_name(op)
-    if x is None or name is None or x.dtype.kind == "b" or (given is None and not in_place(sendbuf)):
+    x, given, name = _summable(recvbuf), plain(sendbuf), _engine_name(op)
+    if x is None or name is None or (given is None and not in_place(sendbuf)):
         return False
     return c.shortcuts.all_reduce_array(x, name, given)
 
 
 def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
-    x, given, name = plain(sendbuf), None, _engine_name(op)
+    x, given, name = _summable(sendbuf), None, _engine_name(op)
     if root == c.rank:
-        x, given = plain(recvbuf), x
+        x, given = _summable(recvbuf), x
         if given is None and not in_place(sendbuf):
             return False
-    if x is None or name is None or x.dtype.kind == "b":
+    if x is None or name is None:
         return False
     return c.shortcuts.reduce_array(x, root, name, given)
+
+
+def _summable(spec: Any) -> Any:
+    """`plain`, unless MPI defines for this datatype other operations than the engine does for the array's dtype."""
+    x = plain(spec)
+    if x is None or x.dtype.kind == "b" or (type(spec) is not ndarray and "SUM" not in spec[-1]._h.ops):
+        return None
+    return x
 
 
 def _engine_name(op: Op) -> str | None:

@@ -11,7 +11,7 @@ from rankwise.frontends.mpi4py import specs
 from rankwise.frontends.mpi4py.collectives import BufferCollectives
 from rankwise.frontends.mpi4py.context import TAG_UB, Context
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group, Members
+from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.memory import buffer
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
@@ -20,6 +20,7 @@ from rankwise.frontends.mpi4py.requests import Request
 from rankwise.frontends.mpi4py.status import UNDEFINED
 from rankwise.frontends.mpi4py.topology import Cartesian, Grid, Topologies
 from rankwise.frontends.mpi4py.world import WORLD
+from rankwise.group.work import ArrayWork
 
 COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED = range(1, 5)
 KEYVAL_INVALID, KEY_TAG_UB, KEY_HOST, KEY_IO, KEY_WTIME_IS_GLOBAL, KEY_UNIVERSE_SIZE, KEY_APPNUM, KEY_LASTUSEDCODE = (
@@ -44,8 +45,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     rank = property(Get_rank)
 
     def Get_group(self) -> Group:
-        c = self._live()
-        return Group._of(Members(c.ranks, c.ranks[c.rank]))
+        return Group._of(self._live().members)
 
     group = property(Get_group)
 
@@ -115,7 +115,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         """A handle of a new communicator; null for no group. ranks: in COMM_WORLD, if `group.ranks` are others."""
         kind = kind or Intracomm
         if group is None:
-            return COMM_NULL
+            return kind()
         return kind._of(Context(group, group.ranks if ranks is None else ranks))
 
     def _ranks_of(self, group: Any) -> list[int]:
@@ -126,15 +126,27 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     def Dup(self, info: Info | None = None) -> Any:
         c = self._live()
-        made = Context(c.group.dup(), c.ranks)
+        return type(self)._of(self._copied(c.group.dup(), info))
+
+    def _copied(self, group: Any, info: Info | None) -> Context:
+        c = self._live()
+        made = Context(group, c.ranks)
         made.topology, made.attributes = c.topology, dict(c.attributes)
         made.info = dict(c.info) if info is None else dict(info._h or {})
-        return type(self)._of(made)
+        return made
 
     Clone = Dup_with_info = Dup
 
     def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
-        return self.Dup(info), Request._of(Pending())
+        """The copy is null until the request is complete."""
+        c, copy, groups = self._live(), type(self)(), list[Any]()
+        same = type(self)(self)  # the program may free its own handle meanwhile
+
+        def finish() -> None:
+            copy._h = same._copied(groups.pop(), info)
+
+        work = c.comm.start_call(lambda: groups.append(c.group.dup()))
+        return copy, Request._of(Pending(ArrayWork(work, finish, c.group.pending, c.group).started()))
 
     Idup_with_info = Idup
 

@@ -9,6 +9,7 @@ from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.waiting import GROUPS
@@ -22,6 +23,7 @@ class Context:
     def __init__(self, group: Group, ranks: Sequence[int], name: str = "") -> None:
         self.group, self.ranks, self.name = group, tuple(ranks), name
         self.rank, self.size = group.rank, group.world_size
+        self.members = Members(self.ranks, self.ranks[self.rank])  # one, since handles of the same are equal
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts

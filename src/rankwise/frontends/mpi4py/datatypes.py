@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from copy import copy
 from functools import reduce
 from math import gcd
 from typing import Any
@@ -27,15 +29,28 @@ class Layout:
     """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
 
     basic: the NumPy dtype of the basic elements if they all have one, else None; dtype: rankwise's, likewise. elements:
-    how many basic ones it has. first, end: the offsets of the first byte in memory, and behind the last one.
+    how many basic ones it has. first, end: the offsets of the first byte in memory, and behind the last one. aligned:
+    the alignment of the basic elements in C. char, code, ops: of a predefined one, mpi4py's typechar and code, and the
+    names of the operations that MPI defines for it.
     """
 
+    char, code = "V", ""
+    ops: frozenset[str] = frozenset()
+
     def __init__(
-        self, offsets: Any, width: int, lb: int, extent: int, basic: np.dtype[Any] | None, elements: int, name: str = ""
+        self,
+        offsets: Any,
+        width: int,
+        lb: int,
+        extent: int,
+        basic: np.dtype[Any] | None,
+        elements: int,
+        name: str = "",
+        aligned: int = 1,
     ) -> None:
         self.offsets = np.asarray(offsets, np.int64).reshape(-1)
         self.width, self.lb, self.extent, self.basic, self.elements = width, lb, extent, basic, elements
-        self.name = name
+        self.name, self.aligned = name, aligned
         self._merge()
         self.size = self.width * self.offsets.size
         self.first = int(self.offsets.min()) if self.offsets.size else 0
@@ -121,8 +136,8 @@ class Datatype(Handle[Layout], root=True):
         self._h = None
 
     def Dup(self) -> Datatype:
-        one = self._live()
-        layout = Layout(one.offsets, one.width, one.lb, one.extent, one.basic, one.elements)
+        layout = copy(self._live())
+        layout.name, layout.ops = "", frozenset()
         return type(self)._of(layout)
 
     Clone = Dup
@@ -132,18 +147,20 @@ class Datatype(Handle[Layout], root=True):
 
     @property
     def typechar(self) -> str:
-        basic = self._live().basic
-        return "" if basic is None else basic.char
+        return self._live().char
 
     @property
     def typestr(self) -> str:
-        basic = self._live().basic
-        return f"V{self.extent}" if basic is None or self._elements != 1 else basic.str[1:]
+        layout = self._live()
+        if layout.char == "V" or layout.basic is None:
+            return f"V{layout.extent}"
+        return "U1" if layout.char == "U" else layout.basic.str[1:]
 
     def tocode(self) -> str:
-        if not self.is_predefined:
-            raise ValueError("expected a predefined datatype")
-        return self.typestr
+        code = self._live().code
+        if not code:
+            raise ValueError("cannot map to character code or type string")
+        return code
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
@@ -192,11 +209,11 @@ class Datatype(Handle[Layout], root=True):
             stride *= size
         one, count = self._live(), offsets.size
         every = (offsets[:, None] + one.offsets).reshape(-1)
-        return Datatype._of(Layout(every, one.width, 0, stride, one.basic, one.elements * count))
+        return Datatype._of(Layout(every, one.width, 0, stride, one.basic, one.elements * count, aligned=one.aligned))
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         one = self._live()
-        return Datatype._of(Layout(one.offsets, one.width, lb, extent, one.basic, one.elements))
+        return Datatype._of(Layout(one.offsets, one.width, lb, extent, one.basic, one.elements, aligned=one.aligned))
 
     @classmethod
     def Create_struct(
@@ -204,11 +221,8 @@ class Datatype(Handle[Layout], root=True):
     ) -> Datatype:
         made = _joined(list(zip(datatypes, blocklengths, displacements, strict=True)))
         layout = made._live()
-        basics = [each._live().basic for each in datatypes]
-        aligned = max((basic.alignment for basic in basics if basic is not None), default=1)
-        if all(each.is_predefined for each in datatypes):  # as a C compiler pads it
-            layout.extent += -layout.extent % aligned
-            layout.contiguous = layout.contiguous and layout.size == layout.extent
+        layout.extent += -layout.extent % layout.aligned  # as a C compiler pads it
+        layout.contiguous = layout.contiguous and layout.size == layout.extent
         return made
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
@@ -245,7 +259,8 @@ def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
     basics = {one.basic for one, _, _ in full}
     basic = basics.pop() if len(basics) == 1 else None
     elements = sum(one.elements * count for one, count, _ in layouts)
-    return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements))
+    aligned = max((one.aligned for one, _, _ in full), default=1)
+    return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements, aligned=aligned))
 
 
 # ---- the predefined ones ----
@@ -277,11 +292,30 @@ _ALIASES = {
 _UNKNOWN = ("INTEGER16", "LOGICAL16", "REAL16", "COMPLEX4", "COMPLEX32", "BFLOAT16_T")
 
 
+_CHARS = {"CHAR": "c", "CHARACTER": "c", "WCHAR": "U", "AINT": "p", "COUNT": "p", "OFFSET": "p"}
+_SIZED = re.compile(r"U?INT\d+_T|(INTEGER|LOGICAL|REAL|COMPLEX)\d+|C_BOOL")  # whose code is NumPy's with the size
+
+_DOMAINS = {"BYTE": "byte", "PACKED": "", "WCHAR": "", "CHARACTER": ""} | {
+    f"LOGICAL{size}": "b" for size in ("", 1, 2, 4, 8)
+}  # the others: the NumPy dtype's kind; CHAR counts as an integer, as MPICH and Open MPI have it
+_INTEGER = frozenset(["MAX", "MIN", "SUM", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR"])
+_OPS = dict.fromkeys("iuS", _INTEGER) | {
+    "f": frozenset({"MAX", "MIN", "SUM", "PROD"}),
+    "c": frozenset({"SUM", "PROD"}),
+    "b": frozenset({"LAND", "LOR", "LXOR"}),
+    "byte": frozenset({"BAND", "BOR", "BXOR"}),
+    "pair": frozenset({"MAXLOC", "MINLOC"}),
+}
+
+
 def _predefined() -> dict[str, Datatype]:
     found = {}
     for name, code in _PREDEFINED.items():
         dtype = np.dtype(code)
-        layout = Layout([0], dtype.itemsize, 0, dtype.itemsize, dtype, 1, f"MPI_{name}")
+        layout = Layout([0], dtype.itemsize, 0, dtype.itemsize, dtype, 1, f"MPI_{name}", dtype.alignment)
+        layout.char = _CHARS.get(name, dtype.char)
+        layout.code = dtype.str[1:] if _SIZED.fullmatch(name) else layout.char
+        layout.ops = _OPS.get(_DOMAINS.get(name, dtype.kind), frozenset())
         found[name] = Datatype._of(layout)._named(name)
     for name, code in _PAIRS.items():
         one, index = np.dtype(code), np.dtype("i4")
@@ -289,7 +323,9 @@ def _predefined() -> dict[str, Datatype]:
         extent = place + 4 + -(place + 4) % one.alignment
         packed = np.dtype([("value", one), ("index", index)])
         offsets = [*range(one.itemsize), *range(place, place + 4)]
-        found[name] = Datatype._of(Layout(offsets, 1, 0, extent, packed, 2, f"MPI_{name}"))._named(name)
+        layout = Layout(offsets, 1, 0, extent, packed, 2, f"MPI_{name}", max(4, one.alignment))
+        layout.ops = _OPS["pair"]
+        found[name] = Datatype._of(layout)._named(name)
     found |= {alias: found[name] for alias, name in _ALIASES.items()}
     null = Datatype()._named("DATATYPE_NULL")
     return found | dict.fromkeys(_UNKNOWN, null) | {"DATATYPE_NULL": null}

@@ -71,10 +71,21 @@ class Group(Handle[Members], root=True):
         return self._with([rank for rank in self._live().ranks if rank not in without])
 
     def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
-        return self.Incl(_spread(ranks))
+        return self.Incl(self._spread(ranks))
 
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
-        return self.Excl(_spread(ranks))
+        return self.Excl(self._spread(ranks))
+
+    def _spread(self, ranges: Sequence[Any]) -> list[int]:
+        """The ranks of (first, last, stride), last included; ERR_ARG if there are none, or one of them twice."""
+        found: list[int] = []
+        for first, last, step in ranges:
+            if step == 0 or (last - first) * step < 0 or not all(0 <= end < self.size for end in (first, last)):
+                raise error("ERR_ARG", f"range {first, last, step}: expected ranks of the group, and a stride between")
+            found += range(first, last + (1 if step > 0 else -1), step)
+        if len(set(found)) < len(found):
+            raise error("ERR_ARG", f"ranges {[*ranges]}: a rank is in them twice")
+        return found
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """The numbers that these ranks, by default all, have in the other group, by default the world.
@@ -100,11 +111,6 @@ class Group(Handle[Members], root=True):
 def _either(first: Group, second: Group) -> Group:
     """The one that knows which rank this is: the empty group does not."""
     return second if not first._live().ranks else first
-
-
-def _spread(ranges: Sequence[Any]) -> list[int]:
-    """The ranks of (first, last, stride), last included."""
-    return [rank for first, last, step in ranges for rank in range(first, last + (1 if step > 0 else -1), step)]
 
 
 GROUP_NULL = Group()._named("GROUP_NULL")

@@ -128,8 +128,8 @@ class Messages(Handle[Context]):
         blocks = simple(kept(buf), True)
         room = blocks.room()
         work: Started | None = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
-        if work is None:  # on this backend the length must be known
-            return Arriving(context.group, src, label, blocks)
+        if work is None:  # this backend does not know such receives
+            return Arriving(context.group.receives.recv_message(src, label), blocks)
         return Receiving(work, blocks, room)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
@@ -270,7 +270,7 @@ class Messages(Handle[Context]):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        return Arriving(context.group, src, label)
+        return Arriving(context.group.receives.recv_message(src, label))
 
     def sendrecv(
         self,
@@ -316,21 +316,26 @@ class Messages(Handle[Context]):
     iprobe, probe = Iprobe, Probe
 
     def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        return self._matched(self._look(source, tag, status, False))
+        return self._match(source, tag, status, False)
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        return self._matched(self._look(source, tag, status, True))
+        return self._match(source, tag, status, True)
 
-    def _matched(self, message: tuple[int, int, int] | None) -> Message | None:
-        """The handle of a message that has been found."""
-        if message is None:
-            return None
-        if message is NOBODY:
+    def _match(self, source: int, tag: int, status: Status | None, waits: bool) -> Message | None:
+        """The handle of a message, which no other call gets any more; None if there is none yet."""
+        context = self._live()
+        src, label = context.source(source, tag)
+        if src is None:
+            self._look(source, tag, status, waits)
             return Message(MESSAGE_NO_PROC)
-        source, tag, _ = message
-        arriving = Arriving(self._live().group, source, tag)
-        arriving.done()  # from now on it has the message
-        return Message._of(arriving)
+        while (found := context.group.receives.recv_arrived(src, label)) is None:
+            if not waits:
+                return None
+            self._look(source, tag, None, waits)
+        work, message = found
+        if status is not None:
+            status._set(message)
+        return Message._of(Arriving(work))
 
     improbe, mprobe = Improbe, Mprobe
 

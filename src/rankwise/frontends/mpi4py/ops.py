@@ -20,8 +20,10 @@ class Operation:
     """A reduction.
 
     of_two: of two objects. reduce: the engine's operation. fold: of two arrays, as a NumPy function. user: the
-    program's function (in, inout, datatype).
+    program's function (in, inout, datatype). label: its name, if it is predefined, without MPI.
     """
+
+    label = ""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Op(Handle[Operation], root=True):
         from rankwise.frontends.mpi4py.specs import simple
 
         mine, other = simple(inbuf, False), simple(inoutbuf, True)
+        check(self, other.type)
         other.unpack(fold([mine.packed(), other.packed()], self, other.type))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -82,10 +85,18 @@ MOST_CREATED = 32
 _created: set[int] = set()
 
 
+def check(op: Op, datatype: Datatype) -> None:
+    """Raise ERR_OP if MPI does not define this operation for this datatype."""
+    row = op._live()
+    if row.user is None and row.label not in datatype._live().ops:
+        what = datatype.Get_name() or "a datatype that the program has made"
+        raise error("ERR_OP", f"{row.label} is not defined for {what}")
+
+
 def engine_op(op: Op, dtype: DType | None) -> ReduceOp | None:
     """The engine's operation, if it has this one for these elements."""
     reduce = op._live().reduce
-    if reduce is None or dtype is None or dtype is DType.BOOL:
+    if reduce is None or dtype is None:
         return None
     return None if reduce.refused_for(dtype) else reduce
 
@@ -101,16 +112,15 @@ def fold(parts: Sequence[Bytes], op: Op, datatype: Datatype) -> Bytes:
                 row.user(buffer(one), buffer(total), datatype)
         return np.frombuffer(total, np.uint8)
     basic = datatype._live().basic
-    if basic is None or row.fold is None:
-        raise error("ERR_OP", f"this operation is not defined for {datatype.Get_name() or 'this datatype'}")
+    assert basic is not None  # or `check` would have raised
+    assert row.fold is not None
+    if basic.kind == "S":
+        basic = np.dtype(np.int8)
     elements = [part.view(basic) for part in parts]
-    try:
-        with np.errstate(all="ignore"):
-            found = elements[0].copy()
-            for each in elements[1:]:
-                found = row.fold(found, each)
-    except TypeError:
-        raise error("ERR_OP", f"this operation is not defined for {datatype.Get_name()}") from None
+    with np.errstate(all="ignore"):
+        found = elements[0].copy()
+        for each in elements[1:]:
+            found = row.fold(found, each)
     return np.ascontiguousarray(found.astype(basic, copy=False)).view(np.uint8)
 
 
@@ -152,6 +162,8 @@ _ROWS = {
     "REPLACE": Operation(lambda x, y: y, fold=lambda x, y: y, commute=False),
     "NO_OP": Operation(lambda x, y: x, fold=lambda x, y: x, commute=False),
 }
+for _label, _row in _ROWS.items():
+    _row.label = _label
 OPS = {name: Op._of(row)._named(name) for name, row in _ROWS.items()} | {"OP_NULL": Op()._named("OP_NULL")}
 """The predefined operations by name, without MPI."""
 

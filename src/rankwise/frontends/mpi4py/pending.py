@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rankwise import ClosedError, Group, MismatchError
+from rankwise import ClosedError
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.pickling import CODEC, PICKLE, unwrap
 from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
@@ -61,20 +61,26 @@ SENT = Pending()
 """Stands for every send that was complete as soon as it started, as most short ones are."""
 
 
-def completed(operation: Started) -> Started:
-    """Wait for an operation, unless it was cancelled. Returns it, or the receive that has taken its place."""
+def arrived(operation: Started) -> Started:
+    """Wait for an operation of the engine, unless it was cancelled.
+
+    Returns it, or what delivers its message if that is not in its array.
+    """
+    if isinstance(operation, Pending):
+        return operation
     try:
         operation.wait()
-    except (ClosedError, MismatchError):
-        if isinstance(operation, Pending):
+    except ClosedError:
+        if not operation.cancelled:
             raise
-        if operation.cancelled:
-            return operation
-        engine: Any = operation
-        if engine.given is None:  # it has failed for another reason
-            raise
-        group, x, source, tag = engine.given  # the message is too long, or an object, and is still there
-        operation = Arriving(group, source, tag, simple(x, True))
+    engine: Any = operation
+    return operation if engine.given is None else Arriving(engine, simple(engine.given, True))
+
+
+def completed(operation: Started) -> Started:
+    """Wait for an operation, unless it was cancelled. Returns it, or the receive that has taken its place."""
+    operation = arrived(operation)
+    if isinstance(operation, Pending):
         operation.wait()
     return operation
 
@@ -90,71 +96,40 @@ def works_of(operation: Started) -> list[Any]:
 
 
 class Arriving(Pending):
-    """A receive of a message of any length: an object, or into a buffer.
+    """A receive of whatever comes, by the engine's `work`. blocks: the buffer that it is for, or None for an object."""
 
-    The engine distinguishes objects from buffers; MPI does not. If a message of the other kind comes, the engine leaves
-    it to the next receive, so this receive changes its kind. blocks: the buffer, or None for an object.
-    """
-
-    def __init__(self, group: Group, source: int, tag: int, blocks: Blocks | None = None) -> None:
-        super().__init__()
-        self.engine, self.source, self.tag, self.blocks = group.receives, source, tag, blocks
-        self.takes_object = blocks is None
-        self.complete = False
+    def __init__(self, work: Any, blocks: Blocks | None = None) -> None:
+        super().__init__(work)
+        self.blocks = blocks
         self.memory: Any = None
-        self.post()
-
-    def post(self) -> None:
-        if self.takes_object:
-            self.work = self.engine.recv_object(self.source, self.tag)
-        else:
-            self.work = self.engine.recv_any(None, self.source, self.tag)
-
-    def done(self) -> bool:
-        while not self.complete and self.work.done():
-            self.finish()
-        return self.complete
+        self.delivered = False
 
     def wait(self) -> None:
-        while not self.complete:
-            self.finish()
-        self.deliver()
-
-    def finish(self) -> None:
-        """Wait for the message; or receive it anew, as what it is."""
-        try:
-            self.work.wait()
-        except MismatchError:  # if it is the group's failure, the next receive raises it
-            self.takes_object = not self.takes_object
-            self.post()
+        """Return when the message is where it belongs."""
+        if self.cancelled or self.delivered:
             return
-        self.memory = self.work.memory()
-        self.message = (self.work.source, self.work.tag, len(self.memory))
-        self.complete = True
-
-    def deliver(self) -> None:
-        """Put the message where it belongs, once."""
-        memory, self.memory = self.memory, None
-        if memory is None:
-            return
+        self.work.wait()
+        if self.memory is None:
+            self.memory = self.work.memory()
+            self.message = (self.work.source, self.work.tag, len(self.memory))
         if self.blocks is None:
-            self.result = self.object_in(memory)
-            return
+            self.result = self.object_in(self.memory)
+        else:
+            self.fill(self.blocks, self.memory)
+        self.delivered, self.memory = True, None
+
+    def fill(self, blocks: Blocks, memory: Any) -> None:
         data = np.frombuffer(memory, np.uint8) if len(memory) else _NO_BYTES
-        if self.takes_object and data.tobytes() == _NONE:
+        if self.work.is_object and data.tobytes() == _NONE:
             data, self.message = _NO_BYTES, (*self.message[:2], 0)  # mpi4py sends None as nothing
-        if data.size > self.blocks.nbytes:
-            raise truncated(self.message, self.blocks.nbytes)
-        self.blocks.unpack(data)
+        if data.size > blocks.nbytes:
+            raise truncated(self.message, blocks.nbytes)
+        blocks.unpack(data)
 
     def object_in(self, memory: Any) -> Any:
-        if self.takes_object:
+        if self.work.is_object:
             return unwrap(CODEC.read(memory, self.work.source))
         return PICKLE.loads(bytes(memory)) if len(memory) else None
-
-    def cancel(self) -> None:
-        if not self.complete and self.work.cancel():
-            self.cancelled = self.complete = True
 
 
 _NO_BYTES = np.zeros(0, np.uint8)
@@ -170,6 +145,7 @@ class Receiving(Pending):
 
     def wait(self) -> None:
         if self.work is not None and not self.cancelled:
+            self.work = arrived(self.work)
             self.message = completed(self.work).message
             self.blocks.unpack(self.room[: self.message[2]])
             self.work = None

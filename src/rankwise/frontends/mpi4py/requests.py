@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankwise.contract.work import Pauses
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import Exception, error
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import SENT, Persistent, Started, completed, object_of, works_of
+from rankwise.frontends.mpi4py.pending import SENT, Persistent, Started, arrived, completed, object_of, works_of
 from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 Requests = Sequence["Request"]
@@ -60,10 +60,11 @@ class Request(Handle[Started], root=True):
         if status is not None:
             operation = self._h
             if isinstance(operation, Persistent):
-                h = operation.active = operation.active and completed(operation.active)
+                h = operation.active = operation.active and arrived(operation.active)
             else:
-                h = self._h = operation and completed(operation)
-            status._set((h or SENT).message, (h or SENT).cancelled)
+                h = self._h = operation and arrived(operation)
+            h = completed(h or SENT)
+            status._set(h.message, h.cancelled)
         return True
 
     get_status = Get_status
@@ -77,20 +78,22 @@ class Request(Handle[Started], root=True):
 
     @classmethod
     def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
-        if statuses is None:
-            found = [request.wait() for request in requests]
-        else:
-            each = _statuses(statuses, len(requests))
-            found = [request.wait(status) for request, status in zip(requests, each, strict=True)]
+        """Wait for all. Raises ERR_IN_STATUS if some have failed; the statuses then have the error of each."""
+        found, failed = [], None
+        for request, status in zip(requests, _statuses(statuses, len(requests)), strict=True):
+            try:
+                found.append(request.wait(status))
+            except Exception as raised:
+                failed = failed or raised
+                if status is not None:
+                    status.Set_error(raised.error_class)
+        if failed is not None:
+            raise error("ERR_IN_STATUS", f"the first of the operations that have failed: {failed}") from failed
         return found or None
 
     @classmethod
     def Waitall(cls, requests: Requests, statuses: Any = None) -> bool:
-        if statuses is None:
-            for request in requests:
-                request._finish()
-        else:
-            cls.waitall(requests, statuses)
+        cls.waitall(requests, statuses)
         return True
 
     @classmethod

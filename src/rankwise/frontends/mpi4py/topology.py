@@ -20,8 +20,8 @@ class Cartesian:
 
     NUMBER = CART
 
-    def __init__(self, dims: Sequence[int], periods: Sequence[bool]) -> None:
-        self.dims, self.periods = [int(n) for n in dims], [bool(p) for p in periods]
+    def __init__(self, dims: Sequence[int], periods: Sequence[int]) -> None:
+        self.dims, self.periods = [int(n) for n in dims], [int(bool(p)) for p in periods]
 
     @property
     def size(self) -> int:
@@ -50,7 +50,7 @@ class Topologies(Messages):
     def Create_cart(self: Any, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
         grid = _grid(dims, periods)
         if grid.size > self.size:
-            raise error("ERR_DIMS", f"dims={grid.dims}: expected at most {self.size} ranks in all")
+            raise error("ERR_ARG", f"dims={grid.dims}: expected at most {self.size} ranks in all")
         group = self._live().group.split(0 if self.rank < grid.size else None)
         made = self._made(group, self._ranks_of(group), self._cartesian)
         if made:
@@ -59,6 +59,8 @@ class Topologies(Messages):
 
     def Cart_map(self: Any, dims: Sequence[int], periods: Any = None) -> int:
         grid = _grid(dims, periods)
+        if grid.size > self.size:
+            raise error("ERR_DIMS", f"dims={grid.dims}: expected at most {self.size} ranks in all")
         return self.rank if self.rank < grid.size else UNDEFINED
 
 
@@ -67,7 +69,9 @@ def _grid(dims: Any, periods: Any) -> Cartesian:
     if periods is None or isinstance(periods, (bool, int)):
         periods = [bool(periods)] * len(dims)
     if len(periods) != len(dims):
-        raise ValueError(f"periods: expected {len(dims)} values, got {len(periods)}")
+        raise ValueError(f"expecting {len(dims)} items, got {len(periods)}")
+    if any(n < 0 for n in dims):
+        raise error("ERR_DIMS", f"dims={dims}: expected sizes of 0 or more")
     return Cartesian(dims, periods)
 
 
@@ -84,7 +88,7 @@ class Grid(Messages):
     def Get_dim(self) -> int:
         return len(self._grid.dims)
 
-    def Get_topo(self) -> tuple[list[int], list[bool], list[int]]:
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         return self._grid.dims, self._grid.periods, self._grid.coords(self._live().rank)
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.memory import buffer
 from rankwise.frontends.mpi4py.status import PROC_NULL
+from rankwise.frontends.mpi4py.window_locks import WindowLocks
 from rankwise.frontends.mpi4py.world import WORLD
 
 CONSTANTS = {
@@ -43,8 +44,7 @@ class Window:
             raise error("ERR_SIZE", f"the ranks ask for {self.sizes} bytes: expected 0 or more")
         self.starts = list(accumulate(self.sizes, initial=0))
         self.memory = self.group.shared_zeros(self.starts[-1], np.uint8)
-        self.locks = [self.group.lock() for _ in self.sizes]
-        self.held: set[int] = set()
+        self.locks = WindowLocks(self.group)
 
     def block(self, rank: int) -> buffer:
         return buffer(self.memory[self.starts[rank] : self.starts[rank + 1]])
@@ -54,7 +54,7 @@ class Win(Handle[Window], root=True):
     """Memory of all ranks of a communicator of one host, which they read and write in place.
 
     A rank sees what another has written once both have called `Fence` or a barrier, or while it holds a lock that the
-    writer released after writing. A shared lock (LOCK_SHARED, and Lock_all) excludes nobody.
+    writer released after writing.
     """
 
     _null = "ERR_WIN"
@@ -82,24 +82,29 @@ class Win(Handle[Window], root=True):
         self._live().group.barrier()
 
     def Lock(self, rank: int, lock_type: int = CONSTANTS["LOCK_EXCLUSIVE"], assertion: int = 0) -> None:
-        w = self._live()
-        if lock_type == CONSTANTS["LOCK_EXCLUSIVE"]:
-            w.locks[self._target(rank)].acquire()
-            w.held.add(rank)
+        """Several ranks may hold a shared lock of a rank's memory, or one an exclusive lock."""
+        if lock_type not in (CONSTANTS["LOCK_EXCLUSIVE"], CONSTANTS["LOCK_SHARED"]):
+            raise error("ERR_LOCKTYPE", f"lock_type={lock_type}: expected LOCK_EXCLUSIVE or LOCK_SHARED")
+        self._live().locks.acquire(self._target(rank), lock_type == CONSTANTS["LOCK_EXCLUSIVE"])
 
     def Unlock(self, rank: int) -> None:
-        w = self._live()
-        if rank in w.held:
-            w.held.remove(rank)
-            w.locks[rank].release()
+        self._live().locks.release(self._target(rank))
 
     def Lock_all(self, assertion: int = 0) -> None:
-        self._live()
+        """A shared lock of each rank's memory."""
+        locks = self._live().locks
+        for rank in range(locks.number):
+            locks.acquire(rank, False)
 
     def Unlock_all(self) -> None:
+        locks = self._live().locks
+        for rank in range(locks.number):
+            locks.release(rank)
+
+    def Sync(self) -> None:
         self._live()
 
-    Sync = Flush_all = Flush_local_all = Unlock_all
+    Flush_all = Flush_local_all = Sync
 
     def Flush(self, rank: int) -> None:
         self._target(rank)
@@ -120,8 +125,7 @@ class Win(Handle[Window], root=True):
         self._h = None
 
     def Get_group(self) -> groups.Group:
-        c = self._live().context
-        return groups.Group._of(groups.Members(c.ranks, c.ranks[c.rank]))
+        return groups.Group._of(self._live().context.members)
 
     def Get_attr(self, keyval: int) -> Any:
         w = self._live()
