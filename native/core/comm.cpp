@@ -353,6 +353,7 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype,
 Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
                                    const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
     check_root(root);
+    if (rank() == root) header.bytes();
     CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
     if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
         return call.keep_lock();
@@ -377,7 +378,7 @@ template <class Work> auto Comm::or_fail(const Work& work) {
 Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
                                const CallOptions& options) {
     check_root(root);
-    if (rank() == root) check_counts(sizes, "sizes");
+    if (rank() == root) blocks_of(sizes, 1);
     CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
     const bool done =
         or_fail([&] { return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root); });

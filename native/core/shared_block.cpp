@@ -62,12 +62,14 @@ SharedBlock::~SharedBlock() {
     if (left == Held::ByLost) free_lost_buffers(segment());
 }
 
+size_t SharedBlock::whole_bytes() const { return header_bytes(segment()) + std::min<size_t>(bytes_, PTRDIFF_MAX); }
+
 uint64_t SharedBlock::offset() const { return ticket_.first + header_bytes(segment()); }
 
 uint32_t SharedBlock::own_word() const { return segment().heap().has_owner() ? holder_.process + 1 : kThread; }
 
 SharedBlock::Ticket SharedBlock::made() const {
-    const uint64_t offset = buffers_->reserve(header_bytes(segment()) + bytes_);
+    const uint64_t offset = buffers_->reserve(whole_bytes());
     SharedHeader& header = *segment().at<SharedHeader>(offset);
     // A block that is later in the same place has another number, because it has been made later.
     header.number = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -82,8 +84,7 @@ bool SharedBlock::take() const {
     bool taken = false;
     heap.visit_block(place, BlockKind::Shared, [&](uint64_t offset) {
         SharedHeader& header = *segment().at<SharedHeader>(offset);
-        if (header.number.load() != number || heap.room(offset, BlockKind::Shared) < header_bytes(segment()) + bytes_)
-            return;
+        if (header.number.load() != number || heap.room(offset, BlockKind::Shared) < whole_bytes()) return;
         std::atomic<uint32_t>& mine = header.holders[holder_.world_rank];
         mine.store(own_word());
         taken = header.number.load() == number;

@@ -32,6 +32,7 @@ public:
 private:
     Segment& segment() const { return buffers_->segment(); }
     uint32_t own_word() const;
+    size_t whole_bytes() const;
     Ticket made() const;
     bool take() const;
 

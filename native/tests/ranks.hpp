@@ -79,6 +79,8 @@ template <class Call> std::string thrown(Call&& call) {
         return "BadArgument";
     } catch (const rankwise::OutOfMemory&) {
         return "OutOfMemory";
+    } catch (const rankwise::Error&) {
+        return "Error";
     }
     return "";
 }

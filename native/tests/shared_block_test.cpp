@@ -196,8 +196,13 @@ void no_room() {
     ranks::run(1, [](Comm& c) {
         const size_t before = c.segment()->heap().allocated_blocks();
         c.allocate(1 << 20).reset();  // kept, until there is no room
-        CHECK_EQ(ranks::thrown([&] { c.shared_block(size_t(1) << 60); }), "OutOfMemory");
+        for (const size_t bytes : {size_t(1) << 60, SIZE_MAX - 1, SIZE_MAX}) {
+            CHECK_EQ(ranks::thrown([&] { c.shared_block(bytes); }), "OutOfMemory");
+            CHECK_EQ(ranks::thrown([&] { c.allocate(bytes); }), "OutOfMemory");
+        }
         CHECK_EQ(c.segment()->heap().allocated_blocks(), before);
+        const auto small = c.shared_block(1);
+        CHECK_EQ(ranks::thrown([&] { c.shared_block(SIZE_MAX, small->ticket()); }), "Error");
     });
 }
 

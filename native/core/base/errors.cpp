@@ -10,7 +10,7 @@ std::string seconds(double value) {
     return text;
 }
 
-std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
+std::string mib(size_t bytes) { return std::to_string((bytes >> 20) + (bytes % (1 << 20) > 0)) + " MiB"; }
 
 std::string list_ranks(const std::vector<int>& ranks) {
     std::string list;

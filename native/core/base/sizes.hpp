@@ -11,7 +11,10 @@ namespace rankwise {
 inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
 inline constexpr size_t kPage = 4096;
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
-constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+// The next multiple of the unit; if there is none, the last one, which is more than any memory has.
+constexpr size_t round_up(size_t n, size_t unit) {
+    return n > SIZE_MAX - unit ? SIZE_MAX / unit * unit : (n + unit - 1) / unit * unit;
+}
 
 // The bytes of so many items. Throws BadArgument if there are more than an address space can have.
 inline size_t checked_bytes(uint64_t count, size_t item = 1) {

@@ -93,9 +93,9 @@ void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
 struct ArrayHeader {
     static constexpr int kDims = kInline / 8 - 2;
     int64_t dtype = 0, dims = 0, dim[kDims] = {};
-    size_t bytes() const {  // of the array
+    size_t bytes() const {  // of the array; throws as checked_bytes does
         size_t all = itemsize(DType(dtype));
-        for (int i = 0; i < std::min<int64_t>(dims, kDims); ++i) all *= size_t(dim[i]);
+        for (int i = 0; i < std::min<int64_t>(dims, kDims); ++i) all = checked_bytes(size_t(dim[i]), all);
         return all;
     }
     size_t used() const { return size_t(2 + std::min<int64_t>(dims, kDims)) * 8; }  // bytes of the header

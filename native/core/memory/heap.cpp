@@ -118,7 +118,7 @@ uint32_t Heap::find(size_t units) const {
     const uint32_t used = units_used();
     if (end < used || !row) row = 0, end = used;
     if (units_ - end + row >= units) return end - row;
-    throw OutOfMemory("shared memory: " + mib(units * kUnit) + " needed, " +
+    throw OutOfMemory("shared memory: " + mib(std::min(units, SIZE_MAX / kUnit) * kUnit) + " needed, " +
                       mib(std::max(longest, units_ - end + row) * kUnit) + " available in one piece of the segment's " +
                       mib(units_ * kUnit));
 }
