@@ -203,6 +203,49 @@ void a_writer_is_stopped() {
     }
 }
 
+// The same at the beginning of the operation, where a signal handler ends the wait for the others although one of them
+// has come by then and writes.
+void interrupted_while_a_peer_writes() {
+    struct Handler : Embedding {
+        std::thread::id where;
+        GroupSegment* group = nullptr;
+        std::atomic<bool> armed{false}, written{false};
+        std::thread writer;
+        bool interrupted() override {
+            if (!armed || std::this_thread::get_id() != where) return false;
+            armed = false;
+            group->peers[1].writing = 1;
+            writer = std::thread([this] {
+                while (!group->failed()) std::this_thread::yield();
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                written = true;
+                group->peers[1].writing = 0;
+            });
+            return true;
+        }
+    } handler;
+    Settings settings;
+    settings.program = &handler;
+    ranks::run(
+        2,
+        [&](Comm& c) {
+            GroupSegment& group = *c.segment()->at<GroupSegment>(c.segment()->header().world_group);
+            if (c.rank() == 0) {
+                handler.where = std::this_thread::get_id();
+                handler.group = &group;
+                handler.armed = true;
+                std::vector<double> x(1 << 18);
+                CHECK_EQ(thrown([&] { c.all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM); }), "Interrupted");
+                CHECK(handler.written, "the call ended while a peer wrote");
+                handler.writer.join();
+            } else {
+                while (!group.failed()) std::this_thread::yield();
+                CHECK_EQ(thrown([&] { c.barrier(); }), "PeerLost");
+            }
+        },
+        60, settings);
+}
+
 void bad_arguments_do_not_fail_the_group(Comm& c) {
     float x = 1;
     if (c.rank() == 0) {
@@ -348,6 +391,7 @@ int main() {
             },
             60, settings);
     a_writer_is_stopped();
+    interrupted_while_a_peer_writes();
     a_new_group_with_a_dead_rank();
     a_death_noticed_by_a_dead_rank();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");

@@ -22,8 +22,6 @@ public:
     // Exposes `readable` to get, and `writable` to put. least: the operation needs such memory. Waits for the others,
     // unless this rank lacks it. So all calls have been compared before anything changes.
     ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& readable, const OwnBuffer& writable = {});
-    // An operation that ends in an exception must not return while a peer still writes here.
-    ~ExposedBuffers() { memory_.await_no_writers(); }
     ExposedBuffers(const ExposedBuffers&) = delete;
 
     // The same on all ranks; None if it is less than the constructor's `least`. Then nothing is left to finish.
@@ -65,8 +63,16 @@ private:
     };
     uint64_t word_of(const OwnBuffer& buffer, Exposure least) const;
 
+    // An operation that ends in an exception must not return while a peer still writes here. A member, because the
+    // constructor may throw too, when others have begun to write.
+    struct NoWriters {
+        PeerMemory& memory;
+        ~NoWriters() { memory.await_no_writers(); }
+    };
+
     StepRing& s_;
     PeerMemory& memory_;
+    const NoWriters at_the_end_{memory_};
     Exposure exposure_ = Exposure::None;
     Words words_[kMaxRanks];  // of each rank; read once, because a stray write may change them at any time
 };
