@@ -295,6 +295,25 @@ void a_new_group_with_a_dead_rank() {
     CHECK_EQ(group.failure().rank, 1);
 }
 
+// The launcher has promised exit statuses and does not report them, because it is stopped: the wait for them counts
+// from the end of each process, so that many losses, and later reports of them, do not wait one after the other.
+void the_statuses_of_many_lost_ranks_are_late() {
+    struct Impatient : Embedding {
+        bool interrupted() override { return true; }  // at the first wait
+    } impatient;
+    Settings settings;
+    settings.program = &impatient;
+    const auto segment = Segment::create(4);
+    const auto memory = std::make_shared<BufferCache>(segment);
+    const Comm comm(memory, segment->header().world_group, 0, 60, settings);
+    segment->header().statuses_expected = 1;
+    for (int rank = 1; rank < 4; ++rank) segment->mark_exited(rank, kStatusUnknown);
+    CHECK_EQ(thrown([&] { comm.failed(); }), "Interrupted");
+    for (int rank = 1; rank < 4; ++rank) segment->record(rank).ended_at = Clock::now() - kSureStatus;
+    CHECK_EQ(comm.failed().size(), 3u);
+    CHECK_EQ(comm.failed().at(1), "ended");
+}
+
 // A rank dies, and the rank that noticed it dies before it has failed any group.
 void a_death_noticed_by_a_dead_rank() {
     auto segment = Segment::create(3);
@@ -394,6 +413,7 @@ int main() {
     interrupted_while_a_peer_writes();
     a_new_group_with_a_dead_rank();
     a_death_noticed_by_a_dead_rank();
+    the_statuses_of_many_lost_ranks_are_late();
     CHECK_EQ(thrown([] { Segment::create(0); }), "BadArgument");
     CHECK_EQ(thrown([] { Segment::create(2)->heap().allocate(size_t(1) << 50, BlockKind::Buffer); }), "OutOfMemory");
     return check::result();

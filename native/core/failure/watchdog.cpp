@@ -8,12 +8,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <vector>
 
 #include "base/errors.hpp"
 #include "failure/stacks.hpp"
 #include "sync/engine_thread.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -28,6 +30,7 @@ struct PidfdInfo {
     int32_t exit_code;
 };
 constexpr uint64_t kInfoExit = 1 << 3;
+constexpr std::chrono::milliseconds kStatusOfDead{100};  // to wait until the parents have reaped them
 
 // How the process ended, in the form of subprocess's returncode. Newer kernels report it even to a process that is not
 // the parent, once the parent has reaped the process.
@@ -111,25 +114,25 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         if (!segment) break;
         if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_.get(), program_, answering_);
         else if (fds[1].revents) has_doorbell = false;  // the program has closed a descriptor that it did not open
-        std::vector<Peer> living;
-        const size_t watched_before = peers.size();
-        for (size_t i = 0; i < watched_before; ++i) {
-            const auto& [pidfd, rank, process] = peers[i];
-            if (!fds[i + 2].revents) {
-                living.push_back(peers[i]);
-                continue;
-            }
-            segment->mark_exited(rank, kStatusUnknown, process);
-            for (int tries = 0; tries < 50 && segment->exit_status(rank, process) == kStatusUnknown; ++tries) {
-                if (const int32_t status = exit_status(pidfd); status != kStatusUnknown)
-                    segment->mark_exited(rank, status, process);
-                else usleep(2000);
-            }
-            close(pidfd);
+        std::vector<Peer> living, dead;
+        for (size_t i = 0; i < peers.size(); ++i) {
+            const Peer& peer = peers[i];
+            (fds[i + 2].revents ? dead : living).push_back(peer);
+            if (fds[i + 2].revents) segment->mark_exited(peer.rank, kStatusUnknown, peer.process);
         }
         peers.swap(living);
+        const auto known = [&](const Peer& peer) {
+            if (segment->exit_status(peer.rank, peer.process) != kStatusUnknown) return true;
+            const int32_t status = exit_status(peer.pidfd);
+            if (status != kStatusUnknown) segment->mark_exited(peer.rank, status, peer.process);
+            return status != kStatusUnknown;
+        };
+        Waiter(kStatusOfDead).watch(std::chrono::milliseconds(2), [&] {
+            return std::ranges::count_if(dead, known) == std::ssize(dead);
+        });
+        for (const Peer& peer : dead) close(peer.pidfd);
         // This rank now watches ranks that the dead ones watched; it needs no more descriptors than it has just closed.
-        if (peers.size() < watched_before) watch_present(*segment);
+        if (!dead.empty()) watch_present(*segment);
         if (fds[0].revents) take_added(peers);
     }
     for (const Peer& peer : peers) close(peer.pidfd);

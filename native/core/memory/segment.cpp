@@ -187,6 +187,7 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     // Every rank that notices the exit fails the groups, until one rank has failed them all: the first may have died
     // while it did so.
     if (r.groups_failed.load() > process) return;
+    if (!ended(rank, process)) r.ended_at.store(Clock::now());
     raise_to(r.exited, process + 1);
     announce_roster();
     std::vector<uint64_t> unused;
@@ -218,12 +219,13 @@ void Segment::give_up(int rank) {
 std::string Segment::how_it_ended(int rank, uint32_t process, Embedding& program) const {
     const RankRecord& r = record(rank);
     const auto ends = [&] { return ended(rank, process) || r.ending.load() > process; };
-    Waiter waiter(kSureStatus, program);
+    const auto begun = Clock::now();
     const auto known = [&] {
         if (exit_status(rank, process) != kStatusUnknown || r.exit_status.load() >> 32 > process) return true;
-        return waiter.spent() > kLikelyStatus && !(header_->statuses_expected.load() && ends());
+        const auto spent = Clock::now() - (ended(rank, process) ? r.ended_at.load() : begun);
+        return spent > (header_->statuses_expected.load() && ends() ? kSureStatus : kLikelyStatus);
     };
-    waiter.watch(std::chrono::milliseconds(1), known);
+    Waiter(kSureStatus, program).watch(std::chrono::milliseconds(1), known);
     const int32_t status = exit_status(rank, process);
     if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);

@@ -29,12 +29,13 @@ inline constexpr int32_t kStatusUnknown = INT32_MIN;
 // Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank
 // are numbered from 0. The counts only grow, so whoever notices a death late cannot mistake the next process for it.
 struct alignas(kCacheLine) RankRecord {
-    std::atomic<QualifiedPid> pid;        // of the latest process
-    std::atomic<uint32_t> joined;         // processes up to the latest one that has joined
-    std::atomic<uint32_t> exited;         // processes that have ended
-    std::atomic<uint32_t> groups_failed;  // processes that have ended, and all of whose groups have been failed
-    std::atomic<uint32_t> ending;         // processes up to the latest one whose interpreter is about to end
-    std::atomic<uint32_t> given_up;       // no further process will be started
+    std::atomic<QualifiedPid> pid;            // of the latest process
+    std::atomic<uint32_t> joined;             // processes up to the latest one that has joined
+    std::atomic<uint32_t> exited;             // processes that have ended
+    std::atomic<Clock::time_point> ended_at;  // when the end of the latest of them was noticed
+    std::atomic<uint32_t> groups_failed;      // processes that have ended, and all of whose groups have been failed
+    std::atomic<uint32_t> ending;             // processes up to the latest one whose interpreter is about to end
+    std::atomic<uint32_t> given_up;           // no further process will be started
     std::atomic<uint64_t> exit_status;  // of the latest process whose status is known: its number + 1, and below it, in
                                         // 32 bits, the exit code or minus the signal
     // For stacks.hpp: the doorbell is a pipe, identified by its descriptor + 1 and inode. `stacks` is the offset of the
@@ -139,7 +140,8 @@ public:
     void give_up(int rank);
     // How a process ended: "was killed by SIGKILL", "exited with status 3". Waits for the exit status, longer if a
     // launcher is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly
-    // about to exit. Throws Interrupted, by `program`.
+    // about to exit. The wait counts from the end of the process, so that it is one for all that are lost together.
+    // Throws Interrupted, by `program`.
     std::string how_it_ended(int rank, uint32_t process, Embedding& program) const;
     // A number for a new group, unique in the job.
     uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }
