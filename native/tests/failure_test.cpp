@@ -1,5 +1,9 @@
 // Tests that failures end in an error on every rank, in bounded time.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -349,6 +353,40 @@ void a_process_dies() {
     }
 }
 
+// A timeout report requests the stacks of a rank whose process can start no thread: the report does without them.
+void no_thread_for_the_stacks() {
+    const auto segment = Segment::create(2);
+    const auto& world = *segment->at<GroupSegment>(segment->header().world_group);
+    int pids[2];
+    for (int rank = 0; rank < 2; ++rank) {
+        if ((pids[rank] = fork())) continue;
+        const auto comm = Comm::join(segment, rank, 30, true);
+        comm->barrier();
+        if (rank == 0) {
+            comm->set_timeout(0.5);
+            _exit(thrown([&] { comm->barrier(); }) == "TimedOut" ? 0 : 1);
+        }
+        sock_filter refuse[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+        const sock_fprog filter{std::size(refuse), refuse};
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) != 0) _exit(2);
+        if (thrown([] { engine_thread([] {}).join(); }) != "Error") _exit(3);
+        sigset_t blocked;
+        pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+        if (sigismember(&blocked, SIGTERM)) _exit(4);
+        while (!world.failed()) usleep(1000);
+        _exit(0);
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+        int status = 0;
+        waitpid(pids[rank], &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+    }
+}
+
 int watched_processes() {
     int count = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -395,6 +433,7 @@ int main() {
     settings.program = &program;
     a_process_dies();  // before there are threads
     most_processes_die();
+    no_thread_for_the_stacks();
     for (int n : ranks::worlds({2, 3, 4}))
         ranks::run(
             n,

@@ -71,10 +71,14 @@ struct WatchedPython final : rankwise::Embedding {
         // A thread that has asked for the lock waits until it gets it; one is enough.
         if (!answer_.valid() || answered(0s)) {
             const auto task = std::make_shared<std::packaged_task<std::string()>>([] { return python().stacks(); });
-            answer_ = task->get_future();
-            rankwise::engine_thread([task] { (*task)(); }).detach();
+            try {
+                rankwise::engine_thread([task] { (*task)(); }).detach();
+                answer_ = task->get_future();
+            } catch (const rankwise::Error&) {  // no thread can be started
+                answer_ = {};
+            }
         }
-        if (answered(kAnswer)) return of_program(answer_.get());
+        if (answer_.valid() && answered(kAnswer)) return of_program(answer_.get());
         const std::string dump = of_program(of_dump(dumped_stacks()));
         return !dump.empty() ? dump + "    (in a call that keeps the interpreter's lock)\n"
                              : "none, as Python showed no frame; gdb -p " + std::to_string(getpid()) + " shows where";

@@ -40,9 +40,10 @@ void notify(const RankRecord& r) {
     [[maybe_unused]] const ssize_t written = write(pipe.get(), "", 1);  // if it is full, the rank will look anyway
 }
 
-void answer(Segment& segment, RankRecord& r, Embedding& program) {
+// stacks: returns the text.
+template <class Stacks> void answer(Segment& segment, RankRecord& r, const Stacks& stacks) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
-        const std::string text = tail(program.stacks());
+        const std::string text = tail(stacks());
         if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kStacksText)
             r.stacks.store(segment.heap().allocate(kStacksText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
@@ -81,18 +82,23 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
     }
     // The watcher must not wait for the program, which may never release its interpreter.
     if (answering->exchange(true)) return;
-    engine_thread([segment, rank, &program, answering] {
+    const auto answer_all = [segment, rank, answering](const auto& stacks) {
         RankRecord& r = segment->record(rank);
         do {
             try {
-                answer(*segment, r, program);
+                answer(*segment, r, stacks);
             } catch (const Error&) {  // the segment has no memory left: the request times out
                 answering->store(false);
                 return;
             }
             answering->store(false);
         } while (r.stacks_requested.load() != r.stacks_answered.load() && !answering->exchange(true));
-    }).detach();
+    };
+    try {
+        engine_thread([answer_all, &program] { answer_all([&] { return program.stacks(); }); }).detach();
+    } catch (const Error& e) {
+        answer_all([&] { return std::string("no stacks: ") + e.what(); });
+    }
 }
 
 RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks, std::chrono::seconds timeout) {

@@ -141,11 +141,8 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
 void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& program) {
     if (segment->world_size() == 1) return;
     const bool first = !segment->watcher;
-    if (first) {
-        const auto watcher = std::make_shared<Watcher>(*segment, rank, program);
-        segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
-    }
-    if (!segment->watcher->watch_present(*segment)) {  // the death of an unwatched peer could go unnoticed
+    const auto watcher = first ? std::make_shared<Watcher>(*segment, rank, program) : segment->watcher;
+    if (!watcher->watch_present(*segment)) {  // the death of an unwatched peer could go unnoticed
         rlimit limit{};
         getrlimit(RLIMIT_NOFILE, &limit);
         throw Error("watching other ranks takes up to " + std::to_string(kWatched) +
@@ -153,7 +150,9 @@ void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& p
                     " in all; `ulimit -n " + std::to_string(limit.rlim_cur + kWatched) +
                     "` before the command raises that");
     }
-    if (first) segment->watcher->start(segment);
+    if (!first) return;
+    watcher->start(segment);
+    segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
 }
 
 void end_with(int pid) {

@@ -49,7 +49,7 @@ public:
     ~ProgressThread();
     ProgressThread(const ProgressThread&) = delete;
 
-    // Calls advance() from now on, until it returns Nothing. Throws what std::thread throws if it cannot be started.
+    // Calls advance() from now on, until it returns Nothing. Throws Error if the thread cannot be started.
     void serve(InBackground& messages);
     // The same, but only once the group is notified.
     void listen(InBackground& messages);

@@ -5,7 +5,7 @@
 namespace rankwise::thread_pool {
 
 // Runs `body` in an engine thread: in one that has nothing to do, else in a new one. A thread that had nothing to do
-// for a while ends. Throws what std::thread throws if none can be started.
+// for a while ends. Throws Error if none can be started.
 void run(std::function<void()> body);
 
 }  // namespace rankwise::thread_pool
