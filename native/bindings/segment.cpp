@@ -63,7 +63,7 @@ void bind_segment(nb::module_& m) {
         .def(
             "state",
             [](const Segment& s, int rank) {
-                const rankwise::Whereabouts where = rankwise::whereabouts(s.header(), checked(s, rank));
+                const rankwise::Whereabouts where = rankwise::whereabouts(s, checked(s, rank));
                 const bool begun = where.inside || where.begun();
                 return std::make_tuple(std::string(name(begun ? where.operation->kind : rankwise::Op::None)),
                                        begun ? where.operation->sequence : 0,

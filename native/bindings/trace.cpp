@@ -9,7 +9,7 @@ using namespace rankwise;
 
 namespace {
 
-int checked(const SegmentView& v, int rank) { return checked_number("rank", rank, v.header().world_size); }
+int checked(const SegmentView& v, int rank) { return checked_number("rank", rank, v.world_size()); }
 
 struct RankState {
     QualifiedPid pid;
@@ -34,14 +34,14 @@ RankState state(const SegmentView& v, int rank) {
             r.operations.load(),
             r.bytes.load(),
             ns_of_ticks(v.header(), r.waited.load()),
-            whereabouts(v.header(), rank)};
+            whereabouts(v, rank)};
 }
 
 class TraceWriter {
 public:
     TraceWriter(int segment_fd, int rank)
         : segment_(Segment::attach(segment_fd)),
-          tracer_(*segment_, checked_number("rank", rank, segment_->world_size())), owner_(getpid()) {
+          tracer_(*segment_, checked_number("rank", rank, segment_->world_size())) {
         segment_->record(rank).pid = QualifiedPid::own();
     }
 
@@ -142,11 +142,11 @@ void bind_trace(nb::module_& m) {
         });
     nb::class_<SegmentView>(m, "SegmentView", "A job's segment as seen from outside its ranks, mapped read-only.")
         .def(nb::init<int>(), nb::arg("fd"))
-        .def_prop_ro("world_size", [](const SegmentView& v) { return v.header().world_size; })
+        .def_prop_ro("world_size", &SegmentView::world_size)
         .def_prop_ro("started", [](const SegmentView& v) { return v.header().started.realtime; })
         .def("state", &state, nb::arg("rank"))
         .def(
-            "operations", [](const SegmentView& v, int rank) { return operations(v.header(), checked(v, rank)); },
+            "operations", [](const SegmentView& v, int rank) { return operations(v, checked(v, rank)); },
             nb::arg("rank"));
     nb::class_<WrittenOperation>(m, "WrittenOperation", "An operation in progress, in the trace of a TraceWriter.")
         .def("wait", &WrittenOperation::wait)

@@ -279,7 +279,7 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
 // Before the process with this number joins in place of the one before it, which its launcher has seen end.
 void Comm::prepare_replacement(Segment& segment, int rank, uint32_t process) {
     if (!segment.ended(rank, process - 1)) segment.mark_exited(rank, kStatusUnknown, process - 1);
-    end_operations(segment.header(), rank);
+    end_operations(segment, rank);
     segment.record(rank).pending_messages = 0;
     Agreements& agreements = *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores);
     agreements.slots[rank].taken.store(agreements.latest());

@@ -50,9 +50,9 @@ template <class Zero, class One> std::vector<std::string> both(Zero&& zero, One&
     ranks::run(2, [&](Comm& c) {
         c.barrier();
         if (c.rank() == 0) {
-            const SegmentHeader& header = c.segment()->header();
-            const uint64_t last = whereabouts(header, 0).operation->number;
-            while (!away && whereabouts(header, 1).operation->number == last) std::this_thread::yield();
+            const Segment& segment = *c.segment();
+            const uint64_t last = whereabouts(segment, 0).operation->number;
+            while (!away && whereabouts(segment, 1).operation->number == last) std::this_thread::yield();
             c.set_timeout(kTimeout);
         }
         said[size_t(c.rank())] = error_of([&] { c.rank() == 0 ? zero(c) : one(c); });

@@ -175,7 +175,7 @@ void a_writer_is_stopped() {
                 });
                 if (c.rank() == 1) {
                     const auto in_all_reduce = [&] {
-                        const Whereabouts where = whereabouts(c.segment()->header(), 0);
+                        const Whereabouts where = whereabouts(*c.segment(), 0);
                         return where.inside && where.operation->kind == Op::AllReduce;
                     };
                     while (!in_all_reduce()) std::this_thread::yield();

@@ -1,6 +1,8 @@
 // Tests what other processes read about a rank's operations, while it runs and afterwards.
 #include "trace/trace.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -35,7 +37,7 @@ void every_operation_has_an_entry() {
     });
     const SegmentView view(segment->fd());
     for (int rank = 0; rank < 2; ++rank) {
-        const auto all = operations(view.header(), rank);
+        const auto all = operations(view, rank);
         std::string names;
         for (const Operation& o : all) names += to_string(o, 0) + ";";
         const std::string message = rank == 0 ? "send to rank 1, tag 7;" : "recv from rank 0, tag 7;";
@@ -56,7 +58,7 @@ void every_operation_has_an_entry() {
         const RankRecord& record = segment->record(rank);
         CHECK_EQ(record.operations.load(), 7u);
         CHECK(record.bytes.load() >= 400'000 + 12);
-        const Whereabouts where = whereabouts(view.header(), rank);
+        const Whereabouts where = whereabouts(view, rank);
         CHECK(!where.inside && where.begun() && where.since >= 0);
     }
 }
@@ -66,14 +68,14 @@ void failures_are_marked() {
         auto g = c.split(0, 0);
         CHECK_EQ(ranks::thrown([&] { sum(*g, c.rank() ? 10 : 9); }), "Mismatch");
     });
-    for (int rank = 0; rank < 2; ++rank) CHECK(last(operations(segment->header(), rank)).failed);
+    for (int rank = 0; rank < 2; ++rank) CHECK(last(operations(*segment, rank)).failed);
 }
 
 void the_last_thousand_are_kept() {
     auto segment = ranks::run(2, [](Comm& c) {
         for (int i = 0; i < 3000; ++i) sum(c, 1);
     });
-    const auto all = operations(segment->header(), 1);
+    const auto all = operations(*segment, 1);
     CHECK_EQ(all.size(), size_t(kTraced));
     CHECK_EQ(last(all).sequence, 3000u);
     for (size_t i = 1; i < all.size(); ++i) CHECK_EQ(all[i].sequence, all[i - 1].sequence + 1);
@@ -87,7 +89,7 @@ void waiting_is_visible(Comm& c, Segment& segment) {
     if (c.rank() == 1) {
         Whereabouts where;
         const auto is_in = [&](Op op) {
-            where = whereabouts(segment.header(), 0);
+            where = whereabouts(segment, 0);
             return where.inside && where.operation->kind == op;
         };
         CHECK(until([&] { return is_in(Op::Barrier); }), to_string(where, 0));
@@ -107,7 +109,7 @@ void waiting_is_visible(Comm& c, Segment& segment) {
         int x = 0, y = 0;
         auto request =
             c.messages().recv(&y, 1, DType::I32, 1, 4);  // the program does not wait for it, so the rank is not in it
-        CHECK(!whereabouts(segment.header(), 0).inside);
+        CHECK(!whereabouts(segment, 0).inside);
         auto other = c.messages().recv(&x, 1, DType::I32, kAny, 3);
         other->wait({});
         CHECK_EQ(x, 5);
@@ -118,7 +120,7 @@ void waiting_is_visible(Comm& c, Segment& segment) {
 void a_message_is_not_waited_for_any_more(Comm& c) {
     const auto g = c.split(0, 0);
     int x = 0;
-    const auto elsewhere = [&] { return !whereabouts(c.segment()->header(), c.rank()).inside; };
+    const auto elsewhere = [&] { return !whereabouts(*c.segment(), c.rank()).inside; };
     const auto late = g->messages().recv(&x, 1, DType::I32, g->rank(), 1);
     CHECK_EQ(ranks::thrown([&] { late->wait(0.02); }), "TimedOut");
     CHECK(elsewhere());
@@ -141,7 +143,7 @@ void threads_and_a_reader() {
     std::thread reader([&] {
         while (!over)
             for (int rank = 0; rank < 2; ++rank)
-                for (const Operation& o : operations(view.header(), rank)) {
+                for (const Operation& o : operations(view, rank)) {
                     if (o.kind != Op::AllReduce) continue;
                     CHECK_EQ(o.bytes, 8u * o.group);
                     CHECK(!o.end || *o.end >= o.begin);
@@ -163,8 +165,7 @@ void threads_and_a_reader() {
             for (auto& t : users) t.join();
             if (rank == 0) {
                 bool found = false;
-                for (const Operation& o : operations(view.header(), 0))
-                    found |= o.kind == Op::Recv && !o.end && o.background;
+                for (const Operation& o : operations(view, 0)) found |= o.kind == Op::Recv && !o.end && o.background;
                 CHECK(found, "an operation in progress lost its entry");
             }
             world->barrier();
@@ -202,7 +203,7 @@ void an_interrupted_writer_keeps_its_entry() {
     for (int i = 0; i < 300; ++i) {
         for (const uint64_t before = own; own == before;) usleep(0);
         pthread_kill(interrupted.native_handle(), SIGUSR1);
-        for (const Operation& o : operations(segment->header(), 0)) {
+        for (const Operation& o : operations(*segment, 0)) {
             CHECK(!o.end || *o.end >= o.begin);
             CHECK(o.sequence == o.group && o.bytes == o.group);
         }
@@ -211,8 +212,7 @@ void an_interrupted_writer_keeps_its_entry() {
     interrupted.join();
     other.join();
     std::signal(SIGUSR1, SIG_DFL);
-    for (const Operation& o : operations(segment->header(), 0))
-        CHECK(o.end, "an ended operation is shown as in progress");
+    for (const Operation& o : operations(*segment, 0)) CHECK(o.end, "an ended operation is shown as in progress");
 }
 
 void views_of_other_files() {
@@ -222,6 +222,40 @@ void views_of_other_files() {
     CHECK_EQ(ranks::thrown([&] { SegmentView view(ends[0]); }), "BadArgument");
     close(ends[0]);
     close(ends[1]);
+
+    const auto segment = Segment::create(1);  // a copy whose owner may cut it off while it is read
+    const Descriptor copy(memfd_create("rankwise", MFD_ALLOW_SEALING));
+    CHECK_EQ(ftruncate(copy.get(), 1 << 20), 0);
+    CHECK_EQ(pwrite(copy.get(), &segment->header(), 1 << 20, 0), 1 << 20);
+    CHECK_EQ(ranks::thrown([&] { SegmentView view(copy.get()); }), "BadArgument");
+    CHECK_EQ(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    const SegmentView view(copy.get());
+    SegmentHeader* const header = static_cast<SegmentHeader*>(
+        mmap(nullptr, sizeof(SegmentHeader), PROT_READ | PROT_WRITE, MAP_SHARED, copy.get(), 0));
+    header->world_size = kMaxRanks;  // after it was checked
+    CHECK(operations(view, 0).empty());
+    CHECK_EQ(view.world_size(), 1);
+    CHECK_EQ(ranks::thrown([&] { SegmentView again(copy.get()); }), "BadArgument");  // it is too short for so many
+    munmap(header, sizeof(SegmentHeader));
+}
+
+// Whatever is in an entry, reading it harms nobody.
+void overwritten_entries() {
+    const auto segment = Segment::create(1);
+    Tracer tracer(*segment, 0);
+    for (uint64_t byte = 0; byte < 256; ++byte) {
+        for (const uint64_t what : {uint64_t(Op::AllReduce) | byte << 8, byte, byte << 16 | uint64_t(Op::Reduce)}) {
+            tracer.end(tracer.begin(what, 0, 0, 1, 8, ticks()), ticks(), 0);
+            const Operation operation = operations(*segment, 0).back();
+            CHECK(!operation.dtype || int(*operation.dtype) < kDTypes);
+            CHECK(!operation.op || int(*operation.op) < kReduceOps);
+            CHECK(!to_string(operation, 0).empty());
+        }
+    }
+    segment->name_group(3, "x");
+    char* const text = reinterpret_cast<char*>(segment->header().group_names[3].words);
+    std::memcpy(text, "a\x1b[2J\n\xff", 7);
+    CHECK_EQ(name_of_group(segment->header(), 3), "'a?[2J??'");
 }
 
 }  // namespace
@@ -243,5 +277,6 @@ int main() {
     threads_and_a_reader();
     an_interrupted_writer_keeps_its_entry();
     views_of_other_files();
+    overwritten_entries();
     return check::result();
 }

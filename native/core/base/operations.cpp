@@ -21,7 +21,7 @@ std::string Call::to_string() const {
     std::string text = name(op());
     if (!has(kElements)) return text + (has(kRoot) ? "(root=" + std::to_string(root()) + ")" : "()");
     text += has(kCounts) ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
-    text += std::string(", dtype=") + (uint64_t(dtype()) < kDTypes ? name(dtype()) : "?");
+    text += std::string(", dtype=") + name(dtype());
     if (has(kReduction)) text += std::string(", op=") + name(reduce());
     if (has(kRoot)) text += ", root=" + std::to_string(root());
     return text + ")";

@@ -35,11 +35,12 @@ inline constexpr size_t itemsize(DType dtype) {
     return sizes[static_cast<int>(dtype)];
 }
 
+// "unknown" for what a stray write has put in place of one.
 inline const char* name(DType dtype) {
     constexpr const char* names[kDTypes] = {
         "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64",     "int32",     "int16",
         "int8",    "uint64",  "uint32",  "uint16",   "uint8",         "bool",        "complex64", "complex128"};
-    return names[static_cast<int>(dtype)];
+    return size_t(dtype) < kDTypes ? names[size_t(dtype)] : "unknown";
 }
 
 inline const char* name(ReduceOp op) {

@@ -72,7 +72,7 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
                                                   const std::vector<Member>& members, double limit) {
     const int n = int(members.size());
     std::vector<Whereabouts> where;
-    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment.header(), members[size_t(p)].world_rank));
+    for (int p = 0; p < n; ++p) where.push_back(whereabouts(segment, members[size_t(p)].world_rank));
     const auto stays = [&](int p) {
         const Whereabouts& w = where[size_t(p)];
         const QualifiedPid pid = group.peers[p].pid.load(std::memory_order_relaxed);

@@ -215,7 +215,7 @@ RankTexts FailureRecord::states() const {
         std::string text;
         if (t_.segment.record(world_rank).joined.load() <= t_.members[size_t(p)].process) text = "has not joined";
         else if (t_.ended(p)) text = t_.how_it_ended(p);
-        else text = to_string(whereabouts(t_.segment.header(), world_rank), t_.group.number);
+        else text = to_string(whereabouts(t_.segment, world_rank), t_.group.number);
         result.emplace_back(p, text);
     }
     return result;
@@ -256,7 +256,7 @@ void FailureRecord::await_call_sites() const {
         const int world_rank = t_.members[size_t(p)].world_rank;
         waiter.watch(std::chrono::microseconds(500), [&] {
             if (t_.group.peers[p].site.state.load() == 2) return true;
-            const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
+            const Whereabouts where = whereabouts(t_.segment, world_rank);
             return !where.inside || where.operation->group != t_.group.number || t_.ended(p);
         });
     }
@@ -283,7 +283,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
             differs = differences(one->second, *most_frequent(calls, first));
         if (call.empty()) call = kNoCall;
         const int world_rank = t_.members[size_t(p)].world_rank;
-        const Whereabouts where = whereabouts(t_.segment.header(), world_rank);
+        const Whereabouts where = whereabouts(t_.segment, world_rank);
         if (const std::string site = call_site_of(t_.group.peers[p]); !site.empty()) {
             call += " at " + site;
             sites.emplace_back(p, site);
@@ -301,7 +301,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
 std::string FailureRecord::awaited_message() const {
-    const Whereabouts where = whereabouts(t_.segment.header(), t_.members[size_t(t_.rank)].world_rank);
+    const Whereabouts where = whereabouts(t_.segment, t_.members[size_t(t_.rank)].world_rank);
     return where.inside && where.operation->peer && where.operation->group == t_.group.number
                ? to_string(*where.operation, t_.group.number)
                : "";
@@ -341,7 +341,7 @@ void FailureRecord::throw_lost(const Failure& f, const std::string& here, const 
     std::string how = f.how, where;
     if (how.empty()) {
         how = t_.how_it_ended(f.rank);
-        const Whereabouts last = whereabouts(t_.segment.header(), world_rank);
+        const Whereabouts last = whereabouts(t_.segment, world_rank);
         if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, t_.group.number);
     }
     const QualifiedPid joined = t_.group.peers[f.rank].pid.load();

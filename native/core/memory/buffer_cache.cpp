@@ -16,8 +16,7 @@ size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), kPage);
 }  // namespace
 
 BufferCache::BufferCache(std::shared_ptr<Segment> segment)
-    : segment_(std::move(segment)), owner_(getpid()),
-      limit_(available_memory() / kKeptShareOfMemory / size_t(segment_->world_size())) {}
+    : segment_(std::move(segment)), limit_(available_memory() / kKeptShareOfMemory / size_t(segment_->world_size())) {}
 
 uint64_t BufferCache::take(size_t bytes, bool zeroed) {
     const size_t wanted = pages(bytes);

@@ -104,7 +104,7 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     return segment;
 }
 
-std::shared_ptr<Segment> Segment::attach(int fd) {
+size_t sealed_bytes(int fd) {
     struct stat info;
     if (fstat(fd, &info) != 0)
         throw BadArgument("fd: " + std::to_string(fd) + " given, expected an open descriptor of a rankwise segment");
@@ -113,12 +113,19 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could vanish while we use it
     if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
+    if (size_t(info.st_size) < sizeof(SegmentHeader))
+        throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
+    return size_t(info.st_size);
+}
+
+std::shared_ptr<Segment> Segment::attach(int fd) {
+    const size_t bytes = sealed_bytes(fd);
     Descriptor own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (!own) fail_system("duplicating the segment's descriptor");
-    std::shared_ptr<Segment> segment(new Segment(std::move(own), size_t(info.st_size)));
+    std::shared_ptr<Segment> segment(new Segment(std::move(own), bytes));
     const SegmentHeader& header = segment->header();
-    if (header.magic != kSegmentMagic || header.bytes != size_t(info.st_size) ||
-        !valid_world_size(segment->world_size()) || !segment->heap().fits(header.bytes))
+    if (header.magic != kSegmentMagic || header.bytes != bytes || !valid_world_size(segment->world_size()) ||
+        !segment->heap().fits(bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
     segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;
@@ -170,6 +177,8 @@ std::string name_of_group(const SegmentHeader& header, uint32_t number) {
         const uint64_t word = entry.words[i].load();
         std::memcpy(text + i * sizeof word, &word, sizeof word);
     }
+    for (char* c = text; *c; ++c)
+        if (*c < ' ' || *c > '~') *c = '?';  // nothing that a terminal would obey, whoever has written it
     const bool named = number != 0 && before == number && entry.number.load() == number;
     return named ? "'" + std::string(text) + "'" : std::to_string(number);
 }

@@ -65,7 +65,7 @@ struct alignas(64) GroupName {
 struct SegmentHeader {
     uint64_t magic;
     uint64_t bytes;
-    int32_t world_size;
+    std::atomic<int32_t> world_size;  // read once, since a stray write may change it
     alignas(kCacheLine)
         std::atomic<uint32_t> roster;   // futex: incremented when a rank joins, exits or meets the others again
     std::atomic<uint64_t> world_group;  // offset of the group of all ranks, the latest one if it was restored
@@ -88,6 +88,10 @@ struct SegmentLayout {
     explicit SegmentLayout(int world_size);
 };
 inline bool valid_world_size(int64_t ranks) { return ranks >= 1 && ranks <= kMaxRanks; }
+
+// The bytes of the file behind `fd`. Throws BadArgument unless that is a memfd whose size is sealed, so that none of
+// its pages can vanish while somebody uses them.
+size_t sealed_bytes(int fd);
 
 // "'world.tp'", or "3" if the group has no name: what messages show behind the word group.
 std::string name_of_group(const SegmentHeader& header, uint32_t number);

@@ -40,10 +40,17 @@ struct alignas(64) TraceEntry {
 };
 static_assert(sizeof(TraceEntry) == 64);
 
-inline TraceEntry* trace_of(const SegmentHeader& header, int rank) {
-    auto* base = reinterpret_cast<uint8_t*>(const_cast<SegmentHeader*>(&header));
-    const int world_size = valid_world_size(header.world_size) ? header.world_size : rank + 1;
-    return reinterpret_cast<TraceEntry*>(base + SegmentLayout(world_size).traces) + size_t(rank) * kTraced;
+// A segment as the readers of its traces see it. world_size: as it was when it was checked.
+struct TracedSegment {
+    const SegmentHeader& header;
+    const int world_size;
+    TracedSegment(const SegmentHeader& header, int world_size) : header(header), world_size(world_size) {}
+    TracedSegment(const Segment& segment) : TracedSegment(segment.header(), segment.world_size()) {}
+};
+
+inline TraceEntry* trace_of(const TracedSegment& segment, int rank) {
+    auto* base = reinterpret_cast<uint8_t*>(const_cast<SegmentHeader*>(&segment.header));
+    return reinterpret_cast<TraceEntry*>(base + SegmentLayout(segment.world_size).traces) + size_t(rank) * kTraced;
 }
 
 }  // namespace rankwise

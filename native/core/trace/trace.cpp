@@ -1,8 +1,6 @@
 #include "trace/trace.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -49,7 +47,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.kind = call.op();
     o.group = uint32_t(group_and_tag);
     o.group_name = name_of_group(h, o.group);
-    o.dtype = call.has(kElements) ? std::optional(call.dtype()) : std::nullopt;
+    o.dtype = call.has(kElements) && size_t(call.dtype()) < kDTypes ? std::optional(call.dtype()) : std::nullopt;
     o.op = call.has(kReduction) ? std::optional(call.reduce()) : std::nullopt;
     o.root = call.has(kRoot) ? std::optional(int(root_or_peer)) : std::nullopt;
     o.peer = message ? std::optional(int(root_or_peer)) : std::nullopt;
@@ -96,8 +94,8 @@ void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
     e->end.store(at, release);
 }
 
-void end_operations(const SegmentHeader& header, int rank) {
-    TraceEntry* const ring = trace_of(header, rank);
+void end_operations(const TracedSegment& segment, int rank) {
+    TraceEntry* const ring = trace_of(segment, rank);
     for (TraceEntry* e = ring; e < ring + kTraced; ++e) {
         const uint64_t stamp = e->stamp.load(acquire);
         if (stamp == kBeingWritten) e->stamp.store(0, release);
@@ -109,9 +107,9 @@ void end_operations(const SegmentHeader& header, int rank) {
 
 int64_t ns_of_ticks(const SegmentHeader& h, uint64_t ticks) { return int64_t(double(ticks) * ns_per_tick(h)); }
 
-std::vector<Operation> operations(const SegmentHeader& header, int rank) {
-    const double rate = ns_per_tick(header);
-    const TraceEntry* ring = trace_of(header, rank);
+std::vector<Operation> operations(const TracedSegment& segment, int rank) {
+    const double rate = ns_per_tick(segment.header);
+    const TraceEntry* ring = trace_of(segment, rank);
     std::vector<Operation> result;
     result.reserve(kTraced);
     for (int i = 0; i < kTraced; ++i) {
@@ -126,8 +124,8 @@ std::vector<Operation> operations(const SegmentHeader& header, int rank) {
     return result;
 }
 
-Whereabouts whereabouts(const SegmentHeader& header, int rank) {
-    const std::vector<Operation> all = operations(header, rank);
+Whereabouts whereabouts(const TracedSegment& segment, int rank) {
+    const std::vector<Operation> all = operations(segment, rank);
     const Operation *current = nullptr, *last = nullptr;
     const auto replaces = [](const Operation& o, const Operation* other, bool later) {
         return !other || (o.part == other->part ? later : other->part);
@@ -168,17 +166,16 @@ std::string to_string(const Whereabouts& where, uint32_t group) {
 }
 
 SegmentView::SegmentView(int fd) {
+    const size_t whole = sealed_bytes(fd);
     const std::string refusal = "fd: " + std::to_string(fd) + " is not a segment of this version of rankwise";
-    struct stat info;
-    if (fstat(fd, &info) != 0 || size_t(info.st_size) < sizeof(SegmentHeader)) throw BadArgument(refusal);
     void* first = mmap(nullptr, sizeof(SegmentHeader), PROT_READ, MAP_SHARED, fd, 0);
     if (first == MAP_FAILED) throw BadArgument(refusal);
     const auto& h = *static_cast<const SegmentHeader*>(first);
-    const bool whole = h.magic == kSegmentMagic && valid_world_size(h.world_size);
-    bytes_ = whole ? SegmentLayout(h.world_size).heap : 0;
-    const bool fits = whole && bytes_ <= size_t(info.st_size);
+    world_size_ = h.world_size.load();
+    const bool known = h.magic == kSegmentMagic && valid_world_size(world_size_);
     munmap(first, sizeof(SegmentHeader));
-    if (!fits) throw BadArgument(refusal);
+    bytes_ = known ? SegmentLayout(world_size_).heap : 0;
+    if (!known || bytes_ > whole) throw BadArgument(refusal);
     base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
     if (base_ == MAP_FAILED) throw Error("mapping the segment for reading failed");
 }

@@ -25,7 +25,7 @@ namespace rankwise {
 class Tracer {
 public:
     Tracer(Segment& segment, int rank, bool part = false)
-        : record_(segment.record(rank)), ring_(trace_of(segment.header(), rank)), part_(part) {}
+        : record_(segment.record(rank)), ring_(trace_of(segment, rank)), part_(part) {}
 
     // A message that nobody waits for may have an entry only if this returns true; then call unreserve when it has
     // ended. At most half of the entries are for such messages, however many are pending, so that the next free one is
@@ -89,7 +89,7 @@ private:
     TraceEntry* const entry_;
 };
 // Ends the entries that a rank's lost process left in progress.
-void end_operations(const SegmentHeader& header, int rank);
+void end_operations(const TracedSegment& segment, int rank);
 
 // An entry as read. Times are in ns, `begin` and `end` since the epoch.
 struct Operation {
@@ -124,8 +124,8 @@ struct Whereabouts {
 };
 
 // The operations still in the trace, in the order in which they began.
-std::vector<Operation> operations(const SegmentHeader& header, int rank);
-Whereabouts whereabouts(const SegmentHeader& header, int rank);
+std::vector<Operation> operations(const TracedSegment& segment, int rank);
+Whereabouts whereabouts(const TracedSegment& segment, int rank);
 int64_t ns_of_ticks(const SegmentHeader& header, uint64_t ticks);
 
 // "all_reduce #3", "recv from rank 1, tag 4"; "barrier #2 of group 'world.tp'" if the operation is not in `group`.
@@ -141,9 +141,12 @@ public:
     ~SegmentView();
     SegmentView(const SegmentView&) = delete;
     const SegmentHeader& header() const { return *static_cast<const SegmentHeader*>(base_); }
+    int world_size() const { return world_size_; }
+    operator TracedSegment() const { return {header(), world_size_}; }
 
 private:
     void* base_;
+    int world_size_;
     size_t bytes_;
 };
 

@@ -58,9 +58,11 @@ class RunningJob:
         """The launcher's command line, or, without a launcher, the first rank's."""
         pid = self.launcher or next(iter(self.holders.values()), 0)
         try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             return ""
+        # Another user may have chosen it, and it must not tell the reader's terminal what to do.
+        return "".join(letter if letter.isprintable() or letter.isspace() else "?" for letter in text)
 
     def ranks(self) -> list[RankView]:
         """Every rank as it is now."""
@@ -106,7 +108,7 @@ def _variable(pid: int | None, name: str) -> int:
         text = proc.environment(pid).get(name, "") if pid else ""
     except OSError:  # the process has ended
         return 0
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _cpus(pid: int | None) -> str:
