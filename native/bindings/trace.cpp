@@ -1,8 +1,6 @@
 // Reading the traces of a segment's ranks, and writing that of a rank whose operations another library does.
 #include "trace/trace.hpp"
 
-#include <unistd.h>
-
 #include "bindings.hpp"
 
 using namespace rankwise;
@@ -46,7 +44,7 @@ public:
     }
 
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at) {
-        if (getpid() != owner_) return nullptr;  // a forked child, and the trace is its parent's
+        if (fork_.is_child()) return nullptr;
         tracer_.moved(bytes);
         return tracer_.begin(what, group, tag, sequence, bytes, at);
     }
@@ -60,7 +58,7 @@ public:
 private:
     std::shared_ptr<Segment> segment_;
     Tracer tracer_;
-    const int owner_;
+    const ForkMark fork_;
 };
 
 // An operation in the trace, which ends with this object at the latest.

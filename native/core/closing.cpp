@@ -1,7 +1,6 @@
 // How a communicator is closed: new calls are turned away, and what is in progress ends, before this rank releases the
 // group's memory (memory/group_memory.hpp).
 #include "comm.hpp"
-#include "sync/forks.hpp"
 
 namespace rankwise {
 
@@ -13,7 +12,7 @@ constexpr std::chrono::microseconds kInterval{500};
 
 std::optional<std::string> Comm::close(double timeout) noexcept {
     if (closing_.exchange(true)) return std::nullopt;
-    if (forks_ != forks_so_far()) {
+    if (fork_.is_child()) {
         memory_->close();
         return std::nullopt;
     }

@@ -11,7 +11,6 @@
 #include "collectives/collectives.hpp"
 #include "failure/watchdog.hpp"
 #include "stream/events.hpp"
-#include "sync/forks.hpp"
 
 namespace rankwise {
 
@@ -198,7 +197,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
       settings_(settings), failures_(transport_), transport_(*segment_, *memory_, rank, settings, failures_),
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
-      stream_(transport_.program), excluded_(size_t(group_.nranks)), forks_(forks_so_far()) {
+      stream_(transport_.program), excluded_(size_t(group_.nranks)) {
     set_timeout(timeout);
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
@@ -207,7 +206,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
 Comm::~Comm() {
     close(0);
     Waiter(kForever).watch(std::chrono::microseconds(500),
-                           [this] { return !memory_->used_by_others() || forks_ != forks_so_far(); });
+                           [this] { return !memory_->used_by_others() || fork_.is_child(); });
 }
 
 std::vector<Algorithm> Comm::algorithms(Op op, size_t bytes) const {
@@ -228,7 +227,7 @@ void Comm::set_timeout(double seconds) {
 void Comm::check_open() const {
     const auto in_progress = [this] { return stream_.on_own_thread() || memory_->used_by_caller(); };
     if (closing_ && (memory_->closed() || !in_progress())) throw_closed();
-    if (forks_ != forks_so_far())  // a child shares the segment with its parent, and peers would take it for the parent
+    if (fork_.is_child())  // a child shares the segment with its parent, and peers would take it for the parent
         throw Closed("this communicator belongs to the parent of this forked process; a forked child is not a rank");
 }
 
@@ -370,7 +369,9 @@ template <class Work> auto Comm::or_fail(const Work& work) {
         fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), operation + ": " + e.what());
         failures_.throw_failure(operation);
     } catch (const std::exception& e) {
-        fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(), "gave up " + operation + ": " + e.what());
+        if (!fork_.is_child())
+            fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
+                       "gave up " + operation + ": " + e.what());
         throw;
     }
 }
@@ -560,7 +561,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 }
 
 void Comm::abort(const std::string& why) {
-    if (forks_ != forks_so_far()) return;
+    if (fork_.is_child()) return;
     if (const GroupMemory::Use lease = memory_->lease())
         fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
 }

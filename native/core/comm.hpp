@@ -145,7 +145,7 @@ public:
     void name_group(const std::string& name);
     // The process is about to end: peers that lose it may wait for its exit status.
     void announce_end() {
-        if (forks_ == forks_so_far()) segment_->record(members_[size_t(rank())]).ending = process_ + 1;
+        if (!fork_.is_child()) segment_->record(members_[size_t(rank())]).ending = process_ + 1;
     }
     // Idempotent, never throws. Returns a text if something went wrong. A call of another thread that does not end in
     // time keeps the group's memory until it ends, and so does a call of this thread, whose signal handler may call
@@ -193,8 +193,8 @@ private:
     Stream stream_;
     std::atomic<bool> closing_{false};  // close has begun: what is in progress may finish
     std::vector<std::atomic<bool>>
-        excluded_;          // the ranks without which the others went on; this rank may be one of them
-    const unsigned forks_;  // forks_so_far() when this was created
+        excluded_;  // the ranks without which the others went on; this rank may be one of them
+    const ForkMark fork_;
 };
 
 }  // namespace rankwise

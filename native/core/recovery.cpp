@@ -32,7 +32,9 @@ public:
           group_(memory.group()), excluded_(excluded) {
         group_.sleepers.fetch_add(1);  // so that a rank that dies while it leaves the group is noticed
     }
-    ~GroupAgreement() { group_.sleepers.fetch_sub(1); }
+    ~GroupAgreement() {
+        if (!fork_.is_child()) group_.sleepers.fetch_sub(1);
+    }
 
 private:
     bool absent(int r) const override {
@@ -56,6 +58,7 @@ private:
 
     GroupSegment& group_;
     const RankSet excluded_;
+    const ForkMark fork_;
 };
 
 // The agreement by which all ranks of the job meet in a new group: the survivors, and a replacement of each lost rank.

@@ -1,7 +1,5 @@
 #include "shared_block.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
@@ -47,13 +45,12 @@ Held free_if_unheld(const Segment& segment, uint64_t offset) {
 
 SharedBlock::SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes,
                          const std::optional<Ticket>& ticket)
-    : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made()),
-      owner_(getpid()) {
+    : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made()) {
     if (ticket && !take()) throw Error("the shared memory was freed before this rank could take it");
 }
 
 SharedBlock::~SharedBlock() {
-    if (getpid() != owner_) return;
+    if (fork_.is_child()) return;
     Held left = Held::ByNone;
     segment().heap().visit_block(ticket_.first, BlockKind::Shared, [&](uint64_t offset) {
         segment().at<SharedHeader>(offset)->holders[holder_.world_rank].store(0);

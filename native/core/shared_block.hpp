@@ -40,7 +40,7 @@ private:
     const Member holder_;
     const size_t bytes_;
     const Ticket ticket_;
-    const int owner_;  // pid: a forked child holds nothing
+    const ForkMark fork_;  // a forked child holds nothing
 };
 
 // Frees the blocks that only processes that have ended hold. The caller makes sure that nobody still writes there.

@@ -53,8 +53,9 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
         const int errors = std::uncaught_exceptions();
         Arrival(std::atomic<uint64_t>& word, uint64_t value) : word(word) { word.store(value); }
         ~Arrival() {
-            if (std::uncaught_exceptions() > errors) word.store(0);
+            if (std::uncaught_exceptions() > errors && !fork.is_child()) word.store(0);
         }
+        const ForkMark fork;
     } arrival(mine.arrival, pack(number, process_));
     wake();
     const Waiter arrivals_end(timeout);

@@ -45,7 +45,7 @@ int32_t exit_status(int pidfd) {
 }  // namespace
 
 Watcher::Watcher(Segment& segment, int rank, Embedding& program)
-    : rank_(rank), program_(program), pid_(getpid()), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+    : rank_(rank), program_(program), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       doorbell_(open_doorbell(segment, rank)), watched_(size_t(segment.world_size())) {}
 
 Watcher::~Watcher() {
@@ -85,7 +85,7 @@ bool Watcher::watch_present(Segment& segment) {
 }
 
 void Watcher::notify() const {
-    if (getpid() == pid_) eventfd_write(notifications_.get(), 1);
+    if (!fork_.is_child()) eventfd_write(notifications_.get(), 1);
 }
 
 void Watcher::start(const std::shared_ptr<Segment>& segment) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "memory/segment.hpp"
+#include "sync/forks.hpp"
 
 namespace rankwise {
 
@@ -32,8 +33,8 @@ private:
     void watch(const std::weak_ptr<Segment>& watched);
     void take_added(std::vector<Peer>& peers);
     const int rank_;
-    Embedding& program_;              // this rank's
-    const int pid_;                   // a forked child's copy has no effect
+    Embedding& program_;  // this rank's
+    const ForkMark fork_;
     const Descriptor notifications_;  // eventfd: there are further processes to watch, or the segment is gone
     const Descriptor doorbell_;       // through which other ranks request this rank's stacks (stacks.hpp)
     const std::shared_ptr<std::atomic<bool>> answering_ = std::make_shared<std::atomic<bool>>(false);

@@ -1,7 +1,5 @@
 #include "memory/buffer_cache.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +18,7 @@ BufferCache::BufferCache(std::shared_ptr<Segment> segment)
 
 uint64_t BufferCache::take(size_t bytes, bool zeroed) {
     const size_t wanted = pages(bytes);
-    if (getpid() == owner_) {
+    if (!fork_.is_child()) {
         std::unique_lock lock(mutex_);
         // The newest first: its lines are most likely in the processor's caches.
         const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Kept& k) { return k.bytes == wanted; });
@@ -42,7 +40,7 @@ uint64_t BufferCache::reserve(size_t bytes) {
     try {
         return segment_->heap().reserve(bytes, bytes);
     } catch (const OutOfMemory&) {
-        if (getpid() != owner_) throw;
+        if (fork_.is_child()) throw;
         std::unique_lock lock(mutex_);
         const std::vector<Kept> unused = drop_until(0);
         lock.unlock();
@@ -54,7 +52,7 @@ uint64_t BufferCache::reserve(size_t bytes) {
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {
     std::vector<Kept> unused{{pages(bytes), offset}};
-    if (getpid() == owner_) {
+    if (!fork_.is_child()) {
         std::lock_guard lock(mutex_);
         if (users_ && pages(bytes) <= limit_) {
             kept_.push_back(unused[0]);
@@ -75,7 +73,7 @@ void BufferCache::leave() {
     if (--users_) return;
     const std::vector<Kept> unused = drop_until(0);
     lock.unlock();
-    if (getpid() == owner_) release(unused);
+    if (!fork_.is_child()) release(unused);
 }
 
 // Removes the longest unused buffers until at most `bytes` are kept, for the caller to release without the lock.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/segment.hpp"
+#include "sync/forks.hpp"
 
 namespace rankwise {
 
@@ -38,8 +39,8 @@ private:
     void release(const std::vector<Kept>& buffers);
 
     const std::shared_ptr<Segment> segment_;
-    const int owner_;     // pid: a forked child sees this object too, and its buffers are not the child's
-    const size_t limit_;  // bytes
+    const ForkMark fork_;  // a forked child sees this object too, and its buffers are not the child's
+    const size_t limit_;   // bytes
     std::mutex mutex_;
     std::vector<Kept> kept_;  // the longest unused first
     size_t kept_bytes_ = 0;

@@ -63,7 +63,7 @@ void GroupMemory::ended(uint32_t bits, uint32_t before) {
 }
 
 void GroupMemory::release() {
-    if (!group_.intact()) return;
+    if (fork_.is_child() || !group_.intact()) return;
     const size_t bytes = group_.bytes;
     for (int r = 0; r < group_.nranks;
          ++r)  // a dead rank cannot detach itself; it is not the last, because this one is still attached

@@ -85,6 +85,7 @@ private:
     const uint64_t offset_;
     const int rank_;
     GroupSegment& group_;
+    const ForkMark fork_;
     std::atomic<uint32_t> uses_{0};              // also the futex of those that wait for the lock
     std::atomic<std::thread::id> lock_owner_{};  // the thread that has a Lock
     int lock_depth_ = 0;                         // how many it has

@@ -23,7 +23,7 @@ private:
     std::shared_ptr<BufferCache> cache_;
     const size_t bytes_;
     const uint64_t offset_;
-    const int owner_;  // pid: a forked child must not free the buffer
+    const ForkMark fork_;  // a forked child must not free the buffer
 };
 
 }  // namespace rankwise

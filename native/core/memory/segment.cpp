@@ -108,9 +108,7 @@ size_t sealed_bytes(int fd) {
     struct stat info;
     if (fstat(fd, &info) != 0)
         throw BadArgument("fd: " + std::to_string(fd) + " given, expected an open descriptor of a rankwise segment");
-    if (size_t(info.st_size) < sizeof(SegmentHeader))
-        throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
-    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;  // else a page could vanish while we use it
+    constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
     if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
     if (size_t(info.st_size) < sizeof(SegmentHeader))

@@ -41,7 +41,7 @@ std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
     return {new Messages(std::move(segment), std::move(memory), transport, failures, unexpected_limit),
             [](Messages* messages) {
-                if (!messages->forked()) delete messages;
+                if (!messages->fork_.is_child()) delete messages;
             }};
 }
 
@@ -335,7 +335,7 @@ void Messages::pull_from(int from) {
 }
 
 void Messages::cancel(const std::shared_ptr<Request>& r) {
-    if (forked()) return;
+    if (fork_.is_child()) return;
     std::lock_guard lock(mutex_);
     cancel_locked(r);
     if (r->cancelled_) notify(rank_);  // another thread may wait for it
@@ -514,7 +514,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
 }
 
 std::vector<std::shared_ptr<Request>> Messages::take_failed() {
-    if (forked()) return {};
+    if (fork_.is_child()) return {};
     const auto lock = lock_requests();
     return std::move(failed_);
 }

@@ -143,7 +143,6 @@ private:
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
              FailureRecord& failures, uint64_t unexpected_limit);
     PeerSlot& own_slot() const { return group_.peers[rank_]; }
-    bool forked() const { return forks_ != forks_so_far(); }
     // Without the ring (rendezvous.cpp).
     void post_receive(const std::shared_ptr<Request>& receive);
     bool progress_rendezvous(int from, bool& moved);
@@ -267,7 +266,7 @@ private:
     FailureRecord& failures_;
     Tracer tracer_;
     const int rank_, n_;
-    const unsigned forks_ = forks_so_far();
+    const ForkMark fork_;
     const WaitPolicy& policy_;
     std::atomic<uint32_t> waits_{0}, unanswered_{0};  // for answered_soon, which spins in one wait of 2^unanswered_
     std::mutex mutex_;
@@ -300,7 +299,7 @@ public:
         messages.notify_progress_thread();  // so that it becomes wakeable again later
     }
     ~Waiting() {
-        if (messages_.forked()) return;  // in a child that a signal handler has forked
+        if (messages_.fork_.is_child()) return;
         count(-1);
         if (!messages_.waiting_ && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
     }

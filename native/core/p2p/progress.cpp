@@ -57,7 +57,7 @@ public:
         else messages.trace(*request, true);
     }
     ~Foreground() {
-        if (messages_.forked()) return;
+        if (messages_.fork_.is_child()) return;
         {
             std::lock_guard lock(messages_.mutex_);
             waiting_.reset();
@@ -187,7 +187,7 @@ template <class Done> void Messages::await(int from, int tag, double timeout, Do
         Messages& messages;
         Request& receive;
         ~EndTrace() {
-            if (messages.forked()) return;
+            if (messages.fork_.is_child()) return;
             std::lock_guard lock(messages.mutex_);
             messages.end_trace(receive, false);
         }
@@ -332,7 +332,8 @@ void Request::wait(std::optional<double> timeout, const CallOptions& options) {
 void Request::settle(std::optional<double> timeout, const CallOptions& options) {
     if (complete_) return;
     auto messages = messages_.lock();
-    if (messages && messages->forked()) throw Closed("this message belongs to the parent of this forked process");
+    if (messages && messages->fork_.is_child())
+        throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
     messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this, options);
 }
@@ -340,7 +341,7 @@ void Request::settle(std::optional<double> timeout, const CallOptions& options) 
 void Request::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
     const auto of = [](const std::shared_ptr<Request>& r) { return r->messages_.lock(); };
     const auto messages = requests.empty() ? nullptr : of(requests.front());
-    if (!messages || messages->forked()) return;
+    if (!messages || messages->fork_.is_child()) return;
     const bool together = std::ranges::all_of(requests, [&](const auto& r) { return of(r) == messages; });
     messages->await_any(requests, together ? timeout : std::min(timeout, kMoment));
 }
@@ -348,7 +349,7 @@ void Request::await_any(const std::vector<std::shared_ptr<Request>>& requests, d
 bool Request::done() {
     if (complete_ || cancelled_) return true;
     auto messages = messages_.lock();
-    if (!messages || messages->forked()) return true;  // wait throws
+    if (!messages || messages->fork_.is_child()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);
     if (messages->closing_) return true;
     messages->progress();

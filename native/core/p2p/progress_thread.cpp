@@ -20,8 +20,8 @@ ProgressThread& ProgressThread::of(Segment& segment, int world_rank) {
     std::shared_ptr<ProgressThread>& own = segment.progress_threads.at(size_t(world_rank));
     if (!own)
         own = {new ProgressThread(segment.record(world_rank).progress_notifications),
-               [forks = forks_so_far()](ProgressThread* thread) {
-                   if (forks == forks_so_far()) delete thread;  // in a forked child there is no such thread
+               [fork = ForkMark()](ProgressThread* thread) {
+                   if (!fork.is_child()) delete thread;  // in a forked child there is no such thread
                }};
     return *own;
 }

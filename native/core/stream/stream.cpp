@@ -59,15 +59,14 @@ struct Stream::Core {
     std::atomic<bool> closing{false};
     bool running = false;  // a thread runs the stream
     Embedding& program;
-    const unsigned forks = forks_so_far();
+    const ForkMark fork;
 
     explicit Core(Embedding& program) : program(program) {}
     void run();
     Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
-    bool forked() const { return forks != forks_so_far(); }
     // A forked child has a copy of this but no thread that runs it; it must not even lock the mutex.
     void check_usable() const {
-        if (forked()) throw Closed("this stream belongs to the parent of this forked process");
+        if (fork.is_child()) throw Closed("this stream belongs to the parent of this forked process");
     }
 };
 
@@ -172,7 +171,7 @@ void Stream::Core::run() {
         lock.unlock();
         if (broken) task.cancel(broken);
         else task.run();
-        if (forked()) return;  // in a child that the task has forked: the queue is its parent's
+        if (fork.is_child()) return;  // in a child that the task has forked: the queue is its parent's
         lock.lock();
         const auto finished = std::move(current);
         if (pending.fetch_sub(1) == 1) settled.notify_all();
@@ -183,7 +182,7 @@ void Stream::Core::run() {
 }
 
 bool Stream::last_is_done() const {
-    if (core_->forked()) return false;
+    if (core_->fork.is_child()) return false;
     std::lock_guard lock(core_->mutex);
     return core_->queue.empty() && (!core_->current || core_->current->done());
 }
@@ -194,7 +193,7 @@ void Stream::sync(double timeout) {
 }
 
 bool Stream::drain(double timeout) {
-    if (idle_but_for_caller() || core_->forked()) return true;
+    if (idle_but_for_caller() || core_->fork.is_child()) return true;
     if (on_own_thread()) return false;
     std::unique_lock lock(core_->mutex);
     return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)),
@@ -203,7 +202,7 @@ bool Stream::drain(double timeout) {
 
 bool Stream::close(double timeout) {
     Core& core = *core_;
-    if (core.forked()) return true;
+    if (core.fork.is_child()) return true;
     std::deque<std::shared_ptr<Task>> cancelled;
     {
         std::lock_guard lock(core.mutex);

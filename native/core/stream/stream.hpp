@@ -25,7 +25,7 @@ public:
     // Waits until it has run, at most `timeout` seconds, and rethrows what it threw. After TimedOut it stays queued.
     void wait(double timeout);
     bool done() const { return state_.load() & kDone; }
-    bool of_parent() const { return forks_ != forks_so_far(); }  // this is a forked child: nobody runs it
+    bool of_parent() const { return fork_.is_child(); }  // this is a forked child: nobody runs it
     bool succeeded() const { return done() && !failure_; }
     const std::shared_ptr<void> keep;  // what owns the memory that the body uses
 
@@ -39,7 +39,7 @@ private:
     std::function<void()> body_;
     std::exception_ptr failure_;
     std::atomic<uint32_t> state_{0};  // futex: kDone, and above it a count of wake-ups
-    const unsigned forks_ = forks_so_far();
+    const ForkMark fork_;
     const void* stream_ = nullptr;  // the core of the stream on which it is queued
     Embedding* program_ = &Embedding::none;
     std::string site_;  // where the program submitted it

@@ -28,7 +28,7 @@ struct Thread {
 struct Idle {
     std::mutex mutex;
     std::vector<Thread*> threads;
-    unsigned forks = forks_so_far();
+    ForkMark fork;
 };
 Idle& idle() {
     static Idle& one = *[] {
@@ -75,9 +75,9 @@ void work(std::function<void()> first) {
 void run(std::function<void()> body) {
     {
         const std::lock_guard lock(idle().mutex);
-        if (idle().forks != forks_so_far()) {  // the threads exist only in the parent
+        if (idle().fork.is_child()) {  // the threads exist only in the parent
             idle().threads.clear();
-            idle().forks = forks_so_far();
+            idle().fork = {};
         }
         if (!idle().threads.empty()) {
             Thread& thread = *idle().threads.back();

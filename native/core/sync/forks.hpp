@@ -4,9 +4,19 @@
 
 namespace rankwise {
 
-extern std::atomic<unsigned> forks;
-// How many forks lie between the first process and this one.
-inline unsigned forks_so_far() { return forks.load(std::memory_order_relaxed); }
+extern std::atomic<unsigned> forks;  // how many lie between the first process and this one
+
+// Of an object: tells the process that has made it from a child forked since, which has a copy. What the copy's
+// destructor, or the child's way out of a call in which a signal handler has forked it, would do to shared memory is
+// the parent's to do.
+class ForkMark {
+public:
+    bool is_child() const { return forks_ != forks.load(std::memory_order_relaxed); }
+
+private:
+    unsigned forks_ = forks.load(std::memory_order_relaxed);
+};
+
 // The forking thread calls `lock` before a fork and `unlock` after it, so that no child inherits a lock that is held.
 // Returns true, so that the initialisation of a variable may call this.
 bool lock_around_forks(void (*lock)(), void (*unlock)());

@@ -69,10 +69,10 @@ public:
             explicit Registration(std::atomic<uint32_t>* s) : sleepers(s) {
                 if (sleepers) sleepers->fetch_add(1);
             }
-            ~Registration() {  // unless the wait ends in a forked child, whose parent is the one that waits
-                if (sleepers && forks == forks_so_far()) sleepers->fetch_sub(1);
+            ~Registration() {
+                if (sleepers && !fork.is_child()) sleepers->fetch_sub(1);
             }
-            const unsigned forks = forks_so_far();
+            const ForkMark fork;
         } const registration(doorbell.sleepers);
         for (;;) {
             const uint32_t seen = doorbell.futex.load();
@@ -103,9 +103,9 @@ private:
     Clock::duration polled() const { return Clock::now() - polls_since_; }
     void check_interrupted() const {
         if (is_engine_thread) return;
-        const unsigned forks = forks_so_far();
+        const ForkMark fork;
         if (program_.interrupted()) throw Interrupted();
-        if (forks != forks_so_far()) throw Closed("a signal handler has forked this process, and the child is no rank");
+        if (fork.is_child()) throw Closed("a signal handler has forked this process, and the child is no rank");
     }
 
     static constexpr int kPollsPerClock = 16;

@@ -67,6 +67,7 @@ CallLog::Wait::Wait(CallLog& log) : log_(log), since_(ticks()) {
 }
 
 void CallLog::Wait::publish() {
+    if (fork_.is_child()) return;
     const uint64_t now = ticks(), waited = now - since_;
     since_ = now;
     log_.waited_ += waited;

@@ -66,6 +66,7 @@ public:
 private:
     CallLog& log_;
     uint64_t since_;
+    const ForkMark fork_;
 };
 
 }  // namespace rankwise

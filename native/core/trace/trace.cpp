@@ -88,7 +88,7 @@ TraceEntry* Tracer::begin(uint64_t what, uint32_t group, int tag, uint64_t seque
 }
 
 void Tracer::end(TraceEntry* e, uint64_t at, uint64_t waited, uint64_t flags) {
-    if (!e || forked()) return;
+    if (!e || fork_.is_child()) return;
     if (flags) e->what.store(e->what.load(relaxed) | flags, relaxed);
     if (waited) e->waited.store(waited, relaxed);
     e->end.store(at, release);
@@ -115,7 +115,7 @@ std::vector<Operation> operations(const TracedSegment& segment, int rank) {
     for (int i = 0; i < kTraced; ++i) {
         Operation o;
         for (int tries = 0; tries < 100; ++tries) {
-            if (!read(header, ring[i], rate, o)) continue;
+            if (!read(segment.header, ring[i], rate, o)) continue;
             result.push_back(o);
             break;
         }
@@ -136,7 +136,7 @@ Whereabouts whereabouts(const TracedSegment& segment, int rank) {
     }
     const Operation* one = current ? current : last;
     if (!one) return {};
-    const int64_t now = ns_since_epoch(header, ticks(), ns_per_tick(header));
+    const int64_t now = ns_since_epoch(segment.header, ticks(), ns_per_tick(segment.header));
     Whereabouts where{*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end)), {}};
     std::copy_if(all.begin(), all.end(), std::back_inserter(where.others),
                  [&](const Operation& o) { return !o.end && !o.part && &o != current; });

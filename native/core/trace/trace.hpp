@@ -40,12 +40,12 @@ public:
     TraceEntry* begin(uint64_t what, uint32_t group, int tag, uint64_t sequence, uint64_t bytes, uint64_t at);
     // entry may be nullptr. In a forked child, the operation goes on: it is the parent's.
     void end(TraceEntry* entry, uint64_t at, uint64_t waited, uint64_t flags = 0);
-    // These two add to the rank's totals; a forked child's wait is not the rank's.
+    // These two add to the rank's totals, but not from a forked child.
     void moved(uint64_t bytes) {
-        if (!part_) record_.bytes.fetch_add(bytes, std::memory_order_relaxed);
+        if (!part_ && !fork_.is_child()) record_.bytes.fetch_add(bytes, std::memory_order_relaxed);
     }
     void waited(uint64_t ticks) {
-        if (!part_ && !forked()) record_.waited.fetch_add(ticks, std::memory_order_relaxed);
+        if (!part_ && !fork_.is_child()) record_.waited.fetch_add(ticks, std::memory_order_relaxed);
     }
     // Whether somebody measures what this rank's operations do. Each is then counted when it has ended.
     bool measured() const { return Totals::measuring() && counted_.load(std::memory_order_relaxed); }
@@ -57,12 +57,10 @@ public:
     bool part() const { return part_; }
 
 private:
-    bool forked() const { return forks_ != forks_so_far(); }
-
     RankRecord& record_;
     TraceEntry* ring_;
     const bool part_;
-    const unsigned forks_ = forks_so_far();
+    const ForkMark fork_;
     std::atomic<bool> counted_{true};
 };
 
@@ -136,7 +134,8 @@ std::string to_string(const Whereabouts& where, uint32_t group);
 // A segment as seen from outside its ranks, mapped read-only.
 class SegmentView {
 public:
-    // The descriptor is not kept. Throws BadArgument if it is not a segment of this version.
+    // The descriptor is not kept. Throws BadArgument if it is not a segment of this version. Nothing in it is trusted,
+    // because root may read the segments of other users.
     explicit SegmentView(int fd);
     ~SegmentView();
     SegmentView(const SegmentView&) = delete;

@@ -109,7 +109,7 @@ void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) 
 
 std::vector<int> PeerMemory::await_no_writers(const Waiter& waiter) {
     std::vector<int> writers;
-    if (!exposed_) return writers;
+    if (!exposed_ || fork_.is_child()) return writers;
     set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
     fail_group(group_, Cause::PeerLost, rank_, log_.calls(), std::string("left ") + name(log_.op()));

@@ -81,7 +81,9 @@ public:
     struct Writing {
         PeerMemory& memory;
         explicit Writing(PeerMemory& memory) : memory(memory) { memory.set_writing(true); }
-        ~Writing() { memory.set_writing(false); }
+        ~Writing() {
+            if (!memory.fork_.is_child()) memory.set_writing(false);
+        }
         Writing(const Writing&) = delete;
     };
     [[noreturn]] void address_overwritten(int peer);
@@ -112,6 +114,7 @@ private:
     std::vector<QualifiedPid> pids_;  // once all ranks have joined: a stray write must not lead to another process
     bool single_copy_ = false;
     bool exposed_ = false;  // peers may write into this rank's memory
+    const ForkMark fork_;
     ReachableRanges reachable_;
 };
 

@@ -73,9 +73,9 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
         std::atomic<uint32_t>& whom;
         Announcement(std::atomic<uint32_t>& whom, int peer) : whom(whom) { whom.store(uint32_t(peer) + 1); }
         ~Announcement() {
-            if (forks == forks_so_far()) whom.store(0);
+            if (!fork.is_child()) whom.store(0);
         }
-        const unsigned forks = forks_so_far();
+        const ForkMark fork;
     } const announcement(group_.peers[rank].waits_for, peer);
     // Who has joined counts its calls from 0 again, and may leave while others still join.
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.calls();
@@ -91,8 +91,9 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
                 {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
             failures_.timed_out(value);
     } catch (const Interrupted&) {
-        if (announcement.forks != forks_so_far()) throw;  // in a child that the signal handler has forked
-        fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("was interrupted in ") + name(log_.op()));
+        if (!announcement.fork.is_child())
+            fail_group(group_, Cause::PeerLost, rank, log_.calls(),
+                       std::string("was interrupted in ") + name(log_.op()));
         throw;
     }
 }
