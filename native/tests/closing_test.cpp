@@ -395,6 +395,28 @@ void leaving_at_once() {
     for (int i = 0; i < (ranks::shortened() ? 20 : 200); ++i) ranks::run(4, [](Comm&) {}, 60, settings);
 }
 
+// A request that is over stays so: cancel() after close changes nothing, neither in the group's memory nor in that of
+// whoever has it by then.
+void cancelled_again_after_close() {
+    const Alone alone;
+    const auto part = alone.part();
+    int64_t x = 0;
+    const auto received = part->messages().recv(&x, 1, DType::I64, 0, 0);
+    part->messages().send_now(&x, 1, DType::I64, 0, 0);
+    const auto pending = part->messages().recv(&x, 1, DType::I64, 0, 0);
+    const auto cancelled = part->messages().recv(&x, 1, DType::I64, 0, 1);
+    cancelled->cancel();
+    part->close(1);
+    const Unused unused = alone.unused();
+    for (const auto& request : {received, pending, cancelled}) {
+        request->cancel();
+        CHECK(request->done());
+        ranks::thrown([&] { request->wait(1); });
+        ranks::thrown([&] { Request::await_any({request}, 1); });
+    }
+    CHECK(!pending->cancelled() && !pending->complete());
+}
+
 }  // namespace
 
 int main() {
@@ -406,6 +428,7 @@ int main() {
     locked_while_closed();
     destroyed_while_a_thread_waits();
     known_of_a_closed_group();
+    cancelled_again_after_close();
     closed_by_a_signal_handler();
     closed_by_a_signal_handler_in_a_collective();
     agreements_race_with_close();

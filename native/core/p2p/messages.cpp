@@ -337,6 +337,7 @@ void Messages::pull_from(int from) {
 void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (fork_.is_child()) return;
     std::lock_guard lock(mutex_);
+    if (closing_ || r->cancelled_) return;
     cancel_locked(r);
     if (r->cancelled_) notify(rank_);  // another thread may wait for it
 }
