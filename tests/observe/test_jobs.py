@@ -1,13 +1,16 @@
-"""rankwise.observe.jobs: which ranks of a job the others wait for."""
+"""rankwise.observe.jobs: which ranks of a job the others wait for, and what processes of other users may hold."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rankwise.observe.jobs import _behind
+from rankwise.observe.jobs import RunningJob, _behind, _variable
 
 
 def operation(name: str, sequence: int) -> Any:
@@ -36,3 +39,12 @@ def test_the_rank_that_others_wait_for(ranks: list[Any], behind: set[int]) -> No
     view: Any = SimpleNamespace(operations=lambda rank: begun[rank])
     states: Any = [SimpleNamespace(inside=bool(its), operation=its[-1] if its else None) for its in begun]
     assert _behind(view, states, 0) == behind
+
+
+def test_what_another_user_has_chosen_neither_reaches_the_terminal_nor_fails() -> None:
+    idle = [sys.executable, "-c", "input()", "\x1b[2J\x07é"]
+    with subprocess.Popen(idle, stdin=subprocess.PIPE, env={**os.environ, "RANKWISE_RANK": "1" * 5000}) as process:
+        view: Any = SimpleNamespace(world_size=0)
+        assert RunningJob(view, {(0, 0): process.pid}).command.endswith("input() ?[2J?é")
+        assert _variable(process.pid, "RANKWISE_RANK") == 0
+        process.communicate(b"\n")
