@@ -15,7 +15,7 @@ from typing import Any
 
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
-from rankwise.group.group import Group
+from rankwise.group.group import Group, announce_renewal
 
 _of_process: Group | None = None
 _lock = threading.Lock()  # held while _of_process changes
@@ -52,6 +52,7 @@ def set_for_process(group: Group) -> Group:
     global _of_process
     with _lock:
         _of_process = group
+    announce_renewal()
     return group
 
 

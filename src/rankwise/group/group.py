@@ -30,6 +30,15 @@ from rankwise.group.vector import VectorCollectives
 from rankwise.system.membership import LEFT_OUT, MEMBER, Membership
 from rankwise.system.once import once
 
+RENEWALS: list[Callable[[], None]] = []
+"""What is called when another group becomes the default one, or takes the place of one."""
+
+
+def announce_renewal() -> None:
+    """Call them."""
+    for renewal in RENEWALS:
+        renewal()
+
 
 @public
 class Group(
@@ -343,6 +352,7 @@ class Group(
     def _succeeded(self, new: Group) -> Group:
         self.successor = new
         new._is_job = self._is_job
+        announce_renewal()
         return new
 
     def translate_rank(self, rank: int, other: Group) -> int | None:

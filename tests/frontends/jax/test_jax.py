@@ -39,6 +39,24 @@ def test_an_error_has_both_lines(tmp_path: Path) -> None:
     assert done.stderr.count(f"{program}:4") >= 2
 
 
+def test_compiled_functions_follow_the_default_group(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        IMPORTS
+        + "total = jax.jit(lambda x: all_reduce(x))\n"
+        + "for _ in range(3):\n"
+        + "    with rw.init():\n"
+        + "        assert total(jnp.ones(3)).tolist() == [2, 2, 2]\n"
+        + "group = rw.init()\n"
+        + "assert total(jnp.ones(3)).tolist() == [2, 2, 2]\n"
+        + "group.shrink()\n"
+        + "group.close()\n"
+        + "assert total(jnp.ones(3)).tolist() == [2, 2, 2]\n"
+    )
+    done = run(2, str(program))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_is_pending_at_the_end_is_complete(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(IMPORTS + "rw.init()\nf = jax.jit(all_reduce)\nfor _ in range(50): f(jnp.ones(100_000))\n")

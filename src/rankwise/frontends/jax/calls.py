@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from rankwise import Group
 from rankwise.contract.types import ReduceOp
 from rankwise.frontends.jax import library
+from rankwise.group.group import RENEWALS
 
 
 class What(IntEnum):
@@ -83,6 +84,7 @@ def bind(call: Call, *operands: Any) -> list[Any]:
 @lru_cache(1)
 def _prepare() -> None:
     library.register()
+    RENEWALS.append(jax.clear_caches)  # compiled functions have the numbers of the default group
     atexit.register(jax.effects_barrier)  # before the groups are closed
 
 
