@@ -42,8 +42,8 @@ class Pool(Executor):
     replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was doing is
     done again, once; if that rank dies too, the task's future raises PeerLostError. `run` raises it the
     first time. Ctrl-C, or another exception that a signal handler raises in `run`, interrupts the call on the ranks,
-    which stay. When this process ends, or nothing refers to the
-    pool any more, its ranks end.
+    which stay. When this process ends, or nothing refers to the pool any more, its ranks end, with their processes as
+    in `rw.spawn`.
 
     Args:
         n: the number of ranks.
