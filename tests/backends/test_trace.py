@@ -143,7 +143,7 @@ def test_nodes_that_cannot_be() -> None:
 
 
 def test_other_files_are_not_segments() -> None:
-    with open("/proc/self/cmdline", "rb") as file, pytest.raises(ValueError, match="not a segment"):
+    with open("/proc/self/cmdline", "rb") as file, pytest.raises(ValueError, match="is not a rankwise segment"):
         _native.SegmentView(file.fileno())
     segment = _native.Segment.create(2)
     with pytest.raises(ValueError, match="rank: 3 given"):

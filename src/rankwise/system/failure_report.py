@@ -21,7 +21,7 @@ from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.system.settings import failures_place
 
 ROOM = 1 << 20  # bytes of a rank's report
-LONGEST = 300  # characters of an exception's text
+LONGEST = 300  # characters of an exception's name and text
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
