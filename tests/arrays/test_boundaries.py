@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.frontends.mpi4py import MPI
+from rankwise.testing import run_ranks
 
 RIGHT = None
 
@@ -45,24 +45,18 @@ def fixed() -> Any:
     return x
 
 
-def python(x: Any) -> Any:
-    with rw.init("solo").dup() as group:
-        result = group.all_reduce(x)
-        assert np.array_equal(group.all_gather(x)[0], VALUES)
-        return result
+def python(group: rw.Group, x: Any) -> Any:
+    result = group.all_reduce(x)
+    assert np.array_equal(group.all_gather(x)[0], VALUES)
+    return result
 
 
-def dlpack(x: Any) -> Any:
-    return np.asarray(python(Exported(x)).x)
+def dlpack(group: rw.Group, x: Any) -> Any:
+    return np.asarray(python(group, Exported(x)).x)
 
 
-def torch(x: Any) -> Any:
-    return python(pytest.importorskip("torch").from_numpy(x)).numpy()
-
-
-def mpi4py(x: Any) -> Any:
-    MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, x)
-    return x
+def torch(group: rw.Group, x: Any) -> Any:
+    return python(group, pytest.importorskip("torch").from_numpy(x)).numpy()
 
 
 def steps() -> Any:
@@ -74,44 +68,66 @@ def shared_rows() -> Any:
 
 
 VALUES = np.arange(6.0).reshape(2, 3)
-ROWS: list[tuple[Callable[[Any], Any], str, Callable[[], Any], str | None]] = [
+ROWS: list[tuple[Callable[[rw.Group, Any], Any], str, Callable[[], Any], str | None]] = [
     (python, "Fortran order", lambda: np.asfortranarray(VALUES), RIGHT),
     (python, "steps", steps, RIGHT),
     (python, "byte order", lambda: VALUES.astype(">f8"), RIGHT),
     (python, "alignment", unaligned, RIGHT),
     (python, "read-only", fixed, "^x: expected a writable array"),
-    (
-        python,
-        "overlap within",
-        shared_rows,
-        "^x: .* share memory",
-    ),
+    (python, "overlap within", shared_rows, "^x: .* share memory"),
     (dlpack, "Fortran order", lambda: np.asfortranarray(VALUES), RIGHT),
     (dlpack, "steps", steps, RIGHT),
     (torch, "Fortran order", lambda: np.asfortranarray(VALUES), RIGHT),
     (torch, "steps", steps, RIGHT),
-    (mpi4py, "Fortran order", lambda: np.asfortranarray(VALUES), RIGHT),
-    (mpi4py, "alignment", unaligned, RIGHT),
-    (mpi4py, "steps", steps, "contiguous"),
-    (mpi4py, "byte order", lambda: VALUES.astype(">f8"), "cannot map"),
-    (mpi4py, "read-only", fixed, "read-only"),
 ]
 
 
 @pytest.mark.parametrize(("boundary", "name", "make", "refusal"), ROWS, ids=[f"{b.__name__}-{n}" for b, n, *_ in ROWS])
-def test_boundary(boundary: Callable[[Any], Any], name: str, make: Callable[[], Any], refusal: str | None) -> None:
-    x = make()
-    if refusal is None:
-        assert np.array_equal(boundary(x), VALUES), name
-    else:
-        before = x.copy()
-        with pytest.raises((TypeError, ValueError, BufferError, KeyError, MPI.Exception), match=refusal):
-            boundary(x)
-        assert np.array_equal(x, before), name
+def test_boundary(
+    boundary: Callable[[rw.Group, Any], Any], name: str, make: Callable[[], Any], refusal: str | None
+) -> None:
+    def ranks(group: rw.Group) -> None:
+        x = make()
+        if refusal is None:
+            assert np.array_equal(boundary(group, x), VALUES), name
+        else:
+            before = x.copy()
+            with pytest.raises((TypeError, ValueError, BufferError), match=refusal):
+                boundary(group, x)
+            assert np.array_equal(x, before), name
+
+    run_ranks(ranks, 1, backend="solo")
+
+
+def test_mpi4py() -> None:
+    """On a rank of its own: importing MPI initialises it for the whole process."""
+    rows: list[tuple[Callable[[], Any], str | None]] = [
+        (lambda: np.asfortranarray(VALUES), RIGHT),
+        (unaligned, RIGHT),
+        (steps, "contiguous"),
+        (lambda: VALUES.astype(">f8"), "cannot map"),
+        (fixed, "read-only"),
+    ]
+
+    def ranks() -> None:
+        from rankwise.frontends.mpi4py import MPI
+
+        for make, refusal in rows:
+            x = make()
+            if refusal is None:
+                MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, x)
+            else:
+                with pytest.raises((ValueError, BufferError, KeyError, MPI.Exception), match=refusal):
+                    MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, x)
+            assert np.array_equal(x, VALUES)  # the sum over one rank
+
+    rw.spawn(ranks, 1)
 
 
 def test_numpy_result_that_overlaps() -> None:
-    with rw.init("solo").dup() as group:
+    def ranks(group: rw.Group) -> None:
         x = np.zeros((2, 3))
         with pytest.raises(ValueError, match=r"^out: expected memory of its own, but it overlaps x$"):
             group.all_gather(x[0], out=x[:1])
+
+    run_ranks(ranks, 1, backend="solo")
