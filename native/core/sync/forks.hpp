@@ -6,9 +6,9 @@ namespace rankwise {
 
 extern std::atomic<unsigned> forks;  // how many lie between the first process and this one
 
-// Of an object: tells the process that has made it from a child forked since, which has a copy. What the copy's
-// destructor, or the child's way out of a call in which a signal handler has forked it, would do to shared memory is
-// the parent's to do.
+// A member of an object that changes shared memory: it distinguishes the process that made the object from a child
+// forked since, which has a copy. Only the parent may change the memory: neither the copy's destructor does, nor the
+// child as it leaves a call in which a signal handler has forked it.
 class ForkMark {
 public:
     bool is_child() const { return forks_ != forks.load(std::memory_order_relaxed); }
