@@ -120,7 +120,7 @@ def test_a_failure_is_kept_among_the_temporary_files(tmp_path: Path) -> None:
     assert trace.ranks[0].ended == "exited with status 1"
     assert trace.ranks[0].spans == []  # nobody asked for them
     shown = rankwise("trace", str(path), "-o", "timeline.json", folder=tmp_path)
-    assert "failed: rank 1 was killed by SIGKILL after barrier #3" in shown.stdout
+    assert shown.stdout.startswith("rank 1 was killed by SIGKILL after barrier #3")
     assert re.search(r"^ +1 +was killed by SIGKILL  outside any collective .*barrier #3", shown.stdout, re.MULTILINE)
     assert (tmp_path / "timeline.json").exists()
 
@@ -131,7 +131,7 @@ def test_the_headline_names_the_programs_own_exception(tmp_path: Path) -> None:
     path = Path(done.stderr.splitlines()[-2].split()[-1])
     headline = rankwise("trace", str(path), folder=tmp_path).stdout.splitlines()[0]
     where = re.escape(str(tmp_path / "program.py"))
-    assert re.match(rf"failed: rank 1 exited with status 1 after barrier #3: KeyError: 'x' at {where}:\d+", headline)
+    assert re.match(rf"rank 1 exited with status 1 after barrier #3: KeyError: 'x' at {where}:\d+", headline)
 
 
 def test_only_this_user_can_read_traces(tmp_path: Path) -> None:
@@ -223,6 +223,21 @@ def test_files_that_are_not_traces(
     assert "No such file" in done.stderr
 
 
+def test_where_no_timeline_can_be_written_the_report_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Trace(["program"], 0, 0, None, [], []).write(tmp_path / "t.json")
+    words = ["trace", str(tmp_path / "t.json"), "-o", str(tmp_path / "none" / "t"), "--html", str(tmp_path / "t.html")]
+    done = in_process.rankwise(capfd, *words)
+    assert done.returncode == 1
+    assert done.stdout.startswith("nothing failed: ")
+    assert done.stderr == (
+        f"rankwise trace: error: {tmp_path}/none/t cannot be written: No such file or directory; name a place with -o "
+        "or --html\n"
+    )
+    assert (tmp_path / "t.html").exists()
+
+
 # ---- the arithmetic, on traces made up ----
 
 
@@ -250,7 +265,10 @@ def operation(sequence: int, begin: int, end: int | None, waited: int = 0, **mor
 
 
 def trace(*ranks: list[TracedOperation], spans: list[Span] | None = None) -> Trace:
-    told = [RankTrace(rank, 100 + rank, None, "", operations, spans or []) for rank, operations in enumerate(ranks)]
+    told = [
+        RankTrace(rank, 100 + rank, "exited with status 0", "", operations, spans or [])
+        for rank, operations in enumerate(ranks)
+    ]
     return Trace(["program"], 0, 100 * MS, None, [], told)
 
 
@@ -356,13 +374,48 @@ def test_the_first_line_says_who_was_waited_for(
     made = trace([init(), last], [init(), *others])
     made = replace(made, failure="rank 1 died\n  more about it", losses=[Loss(1, 101, "died", 5 * MS, False)])
     head, _, more, *_ = summary(made)
-    assert head == f"failed: rank 1 died; {waits}"
+    assert head == f"rank 1 died; {waits}"
     assert more == "  more about it"
+
+
+def test_a_job_that_was_stopped_while_it_hung(tmp_path: Path) -> None:
+    """Rank 1 never comes; the operator ends the job when both ranks stand still."""
+    program = """
+import os, time
+import rankwise as rw
+from rankwise.observe.jobs import jobs_of
+group = rw.init()
+group.barrier()
+if group.rank == 1:
+    while not jobs_of(os.getpid())[0].ranks()[0].state.inside:
+        time.sleep(0.01)
+    print("hangs", flush=True)
+    time.sleep(60)
+group.barrier()
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [*RANKWISE, "run", "-n", "2", "--trace", "t.json", "program.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"hangs\n"
+        launcher.terminate()
+    trace = Trace.read(tmp_path / "t.json")
+    lines = summary(trace)
+    assert lines[0] == "stopped by SIGTERM; rank 0 waited for rank 1 in barrier #2"
+    assert "who came last to the 1 operations that all ranks began, or not at all to 1 more" in lines
+
+
+def test_the_time_of_a_rank_that_was_ended_counts_to_its_end() -> None:
+    made = trace([operation(1, 0, 10)], [operation(1, 0, 10)], [operation(1, 0, 10)])
+    made.ranks[0] = replace(made.ranks[0], ended="was killed by SIGTERM")
+    made.ranks[1] = replace(made.ranks[1], ended="was killed by SIGKILL")
+    made = replace(made, losses=[Loss(1, 101, "was killed by SIGKILL", 50 * MS, False)])
+    assert [row[5] for row in times_of_ranks(made)[1:]] == ["90 ms", "40 ms", "0 us"]
 
 
 def test_a_failure_for_which_nobody_waited() -> None:
     made = replace(trace([init(), operation(1, 1, 2)], [init(), operation(1, 1, 2)]), failure="rank 1 exited")
-    assert summary(made)[0] == "failed: rank 1 exited"
+    assert summary(made)[0] == "rank 1 exited"
 
 
 def test_the_time_of_each_rank_and_of_each_span() -> None:

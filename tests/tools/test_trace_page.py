@@ -43,17 +43,31 @@ def trace_of(ranks: int, operations: int) -> Trace:
     return Trace(["python", "<train>.py"], 0, (operations + 2) * 10 * MS, None, [], found)
 
 
+def waited(trace: Trace) -> dict[tuple[int, int], int]:
+    return waits(trace, group_operations(trace))
+
+
 def test_who_waited_for_whom() -> None:
-    assert waits(group_operations(trace_of(3, 5))) == {(0, 1): 10 * MS, (2, 1): 10 * MS}
+    assert waited(trace_of(3, 5)) == {(0, 1): 10 * MS, (2, 1): 10 * MS}
 
 
 def test_ranks_that_never_came_share_the_waits_for_them() -> None:
     trace = trace_of(3, 2)
     stuck = [operation(3, 30 * MS, None, 6 * MS)]
     trace.ranks[0].operations.extend(stuck)
-    found = waits(group_operations(trace))
+    found = waited(trace)
     assert found[0, 1] == 2 * 2 * MS + 3 * MS
     assert found[0, 2] == 3 * MS
+
+
+def test_the_receiver_of_a_message_waited_for_its_sender() -> None:
+    trace = trace_of(3, 0)
+    receive = replace(operation(1, 0, 9 * MS, 7 * MS), name="recv", sequence=0, peer=1)
+    from_any, in_a_part = replace(receive, peer=-1), replace(receive, group=1)
+    trace.ranks[2].operations.extend([receive, receive, from_any, in_a_part])
+    assert waited(trace) == {(2, 1): 14 * MS}
+    assert re.search(r"<th>rank 2</th><td[^>]*></td><td[^>]*>14 ms</td>", page(trace))
+    assert "<td>recv float32 sum</td>" in page(trace)
 
 
 def test_the_page_is_whole_and_loads_nothing() -> None:
@@ -73,8 +87,8 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
 
 def test_a_trace_without_operations_says_so() -> None:
     text = page(replace(trace_of(2, 0), failure="rank 1 <died>"))
-    assert "<p class=failure>failed: rank 1 &lt;died&gt;</p>" in text
-    assert text.count("The trace holds no operation that all ranks began.") == 3
+    assert "<p class=failure>rank 1 &lt;died&gt;</p>" in text
+    assert text.count("The trace holds no operation that all ranks began.") == 1
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,10 +71,15 @@ class Ending:
         return bool(self.reason) and self.interrupted is None
 
     @property
+    def stopped(self) -> str:
+        """ "stopped by SIGTERM", or "" if no signal stopped it."""
+        return "" if self.interrupted is None else f"stopped by {signal_name(self.interrupted)}"
+
+    @property
     def line(self) -> str:
         """The launcher's last line; "" if there is nothing to say."""
-        if self.interrupted is not None:
-            return f"stopped by {signal_name(self.interrupted)}; {_ranks(self.survivors)} ended"
+        if self.stopped:
+            return f"{self.stopped}; {_ranks(self.survivors)} ended"
         if not self.reason:
             without = f"finished without {'; '.join(self.without)}" if self.without else "finished" * bool(self.again)
             return f"{without}; started again: {self.again}" if self.again else without

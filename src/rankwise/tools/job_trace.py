@@ -45,8 +45,8 @@ def _own_trace(job: LocalJob) -> Trace:
     """The trace of the ranks that this launcher started."""
     ended = [None if rank.returncode is None else rank.how for rank in job.ranks]
     lost = job.culprit
-    failure: str | None = job.ending.reason or None
-    if lost is not None and job.nodes is None:
+    failure = job.ending.stopped or job.ending.reason or None
+    if lost is not None and job.nodes is None and not job.ending.stopped:
         failure = job.hang or f"rank {lost.number} {lost.how}{lost.where}{lost.cause}"
     losses = [
         Loss(rank.number, rank.pid, f"{rank.how}{rank.where}", int(at * 1e9), action == RESTART)

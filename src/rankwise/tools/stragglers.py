@@ -110,9 +110,17 @@ def stragglers(found: list[GroupOperation], ranks: Iterable[int]) -> list[Stragg
     return sorted(result.values(), key=lambda one: (-one.waited, -one.times, one.rank))
 
 
-def waits(found: list[GroupOperation]) -> dict[tuple[int, int], int]:
-    """How long (ns) each rank waited for each other one that began an operation later: {(waiting, awaited): time}."""
+def waits(trace: Trace, found: list[GroupOperation]) -> dict[tuple[int, int], int]:
+    """How long (ns) each rank waited for each other one: {(waiting, awaited): time}.
+
+    It waited for the ranks that began an operation later, and for the peers of its messages. Those in a group that does
+    not hold all ranks are left out, because the trace does not say which ranks the peers are.
+    """
     result: dict[tuple[int, int], int] = defaultdict(int)
+    for one in trace.ranks:
+        for operation in one.operations:
+            if operation.peer is not None and operation.peer >= 0 and operation.group == 0 and operation.waited:
+                result[one.rank, operation.peer] += operation.waited
     for each in found:
         for rank, waited in each.waits().items():
             for late in each.late:

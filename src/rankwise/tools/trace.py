@@ -64,15 +64,17 @@ def main(argv: Sequence[str]) -> int:
     output: Path = options.output or file.with_name(f"{file.stem}.perfetto.json")
     try:
         trace = Trace.read(file)
-        output.write_text(json.dumps(timeline(trace)), encoding="utf-8")
-        if options.html is not None:
-            options.html.write_text(page(trace), encoding="utf-8")
     except (OSError, ValueError) as error:
         return refuse("trace", str(error))
-    print("\n".join(summary(trace)))
-    print(f"\ntimeline: {output} (open it in https://ui.perfetto.dev or chrome://tracing)")
-    if options.html is not None:
-        print(f"page: {options.html} (open it in a browser)")
+    print("\n".join(summary(trace)), end="\n\n")
+    try:
+        if options.html is not None:
+            options.html.write_text(page(trace), encoding="utf-8")
+            print(f"page: {options.html} (open it in a browser)")
+        output.write_text(json.dumps(timeline(trace)), encoding="utf-8")
+    except OSError as error:
+        return refuse("trace", f"{error.filename} cannot be written: {error.strerror}; name a place with -o or --html")
+    print(f"timeline: {output} (open it in https://ui.perfetto.dev or chrome://tracing)")
     return 0
 
 
@@ -101,13 +103,13 @@ def summary(trace: Trace) -> list[str]:
         lines += ["", *columns(lost, "<><<", row_width())]
     lines += _longest("the time of each rank", ranks(trace), ">>>>>>>")
     lines += _longest("spans of the program, the longest first", spans(trace), "<<>>>")
-    if not found:
-        return [*lines, "", "the trace holds no operation that all ranks began"]
-    lines += [
-        "",
-        f"who came last to the {len(found)} operations that all ranks began",
-        *columns(last_to_begin(trace, found), ">>>>", row_width()),
-    ]
+    missed = sum(not set(each.late) <= set(each.begun) for each in found)
+    if found:
+        never = f", or not at all to {missed} more" * bool(missed)
+        lines += ["", f"who came last to the {len(found) - missed} operations that all ranks began{never}"]
+        lines += columns(last_to_begin(trace, found), ">>>>", row_width())
+    else:
+        lines += ["", "the trace holds no operation that all ranks began"]
     return lines + _longest("operations, the longest waits first", operations(trace, found), "<>>>>")
 
 

@@ -16,7 +16,7 @@ def headline(trace: Trace, found: list[GroupOperation]) -> str:
     work = f"{count} operations recorded in {duration((trace.written - trace.started) / 1e9)}"
     if trace.failure is not None:
         waits = min([*_collectives(trace, found), *_messages(trace)], default=(False, 0, ""))[-1]
-        return f"failed: {trace.failure.splitlines()[0]}{waits}"
+        return trace.failure.splitlines()[0] + waits
     if trace.losses:
         first = trace.losses[0]
         after = duration((first.at - trace.started) / 1e9)

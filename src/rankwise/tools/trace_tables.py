@@ -57,7 +57,8 @@ def ranks(trace: Trace) -> Rows:
         if not calls:
             continue
         ends = [each.end or trace.written for each in calls] + [span.end for span in rank.spans]
-        ends += [loss.at for loss in trace.losses if loss.rank == rank.rank]
+        if rank.ended != "exited with status 0":
+            ends.append(max((loss.at for loss in trace.losses if loss.rank == rank.rank), default=trace.written))
         begin, end = min(each.begin for each in calls), max(ends)
         inside = _covered((each.begin, each.end or trace.written) for each in calls if not each.background)
         whole = _covered((each.begin, each.end or trace.written) for each in calls)

@@ -28,9 +28,9 @@ def page(trace: Trace) -> str:
         "headline": f"<p{' class=failure' * bool(trace.failure)}>{escape(headline(trace, found))}</p>",
         "ranks": _table(ranks(trace)),
         "spans": _table(spans(trace)) if any(rank.spans for rank in trace.ranks) else NO_SPANS,
-        "waits": _matrix(trace, waits(found)) if found else EMPTY,
+        "waits": _matrix(trace, waits(trace, found)),
         "last": _table(last_to_begin(trace, found)) if found else EMPTY,
-        "operations": _table(operations(trace, found)) if found else EMPTY,
+        "operations": _table(operations(trace, found)),
         # "<" could end the script element
         "events": json.dumps(timeline(trace)["traceEvents"], separators=(",", ":")).replace("<", "\\u003c"),
     }
