@@ -69,7 +69,7 @@ MAY_IMPORT = {
     },
 }
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
-TOP = {"__init__.py", "initialize.py", "rank_threads.py", "trace.py"}
+TOP = {"__init__.py", "__init__.pyi", "initialize.py", "rank_threads.py", "trace.py"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address and dtype,
 # copying within a rank, checking pickles, the program's own streams, creating and reading a job's segment, measuring,
 # ending with the launcher.

@@ -1,6 +1,6 @@
 """The default group of this process, or of a thread that is a rank of its own.
 
-Its operations are also functions of the module `rankwise`, whose __init__.py declares their types. Each thread has its
+Its operations are also functions of the module `rankwise`, whose __init__.pyi declares their types. Each thread has its
 own entry in `_of_threads`, which it alone changes.
 """
 
