@@ -83,6 +83,7 @@ NATIVE_HELPERS = {
         "SegmentView",
         "begin_measurement",
         "end_measurement",
+        "request_stacks",
         "seconds_per_tick",
         "totals",
     },

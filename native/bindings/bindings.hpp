@@ -26,6 +26,8 @@ void bind_totals(nb::module_& m);
 void bind_registered(nb::module_& m);
 void bind_words(nb::module_& m);
 
+nb::dict by_rank(const rankwise::RankTexts& texts);  // {rank: text}
+
 using Address = uint64_t;
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 

@@ -10,12 +10,6 @@ nb::object readable(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }
 
-nb::dict by_rank(const rankwise::RankTexts& texts) {
-    nb::dict d;
-    for (const auto& [rank, text] : texts) d[nb::int_(rank)] = readable(text);
-    return d;
-}
-
 nb::tuple ranks(const std::vector<int>& numbers) {
     nb::list all;
     for (int rank : numbers) all.append(rank);
@@ -75,5 +69,11 @@ void translate(const std::exception_ptr& p, void*) {
 }
 
 }  // namespace
+
+nb::dict by_rank(const rankwise::RankTexts& texts) {
+    nb::dict d;
+    for (const auto& [rank, text] : texts) d[nb::int_(rank)] = readable(text);
+    return d;
+}
 
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }

@@ -1,7 +1,10 @@
 // Reading the traces of a segment's ranks, and writing that of a rank whose operations another library does.
 #include "trace/trace.hpp"
 
+#include <numeric>
+
 #include "bindings.hpp"
+#include "failure/stacks.hpp"
 
 using namespace rankwise;
 
@@ -146,6 +149,15 @@ void bind_trace(nb::module_& m) {
         .def(
             "operations", [](const SegmentView& v, int rank) { return operations(v, checked(v, rank)); },
             nb::arg("rank"));
+    m.def(
+        "request_stacks",
+        [](int fd) {
+            const auto segment = rankwise::Segment::attach(fd);
+            std::vector<int> ranks(size_t(segment->world_size()));
+            std::iota(ranks.begin(), ranks.end(), 0);
+            return by_rank(without_gil([&] { return rankwise::request_stacks(*segment, ranks); }));
+        },
+        nb::arg("segment_fd"));
     nb::class_<WrittenOperation>(m, "WrittenOperation", "An operation in progress, in the trace of a TraceWriter.")
         .def("wait", &WrittenOperation::wait)
         .def("matched", &WrittenOperation::matched, nb::arg("peer"), nb::arg("tag"))

@@ -422,6 +422,12 @@ class SegmentView:
     def operations(self, rank: int) -> list[Operation]:
         """The rank's last operations, about a thousand, in the order in which they began; all that have not ended."""
 
+def request_stacks(segment_fd: int) -> dict[int, str]:
+    """The Python stacks of the ranks of a segment that answer within a second, or why a rank has none.
+
+    The ranks write them into the segment, so the descriptor must be open for writing.
+    """
+
 def begin_measurement() -> None:
     """From now on, until end_measurement, operations add to the totals. Several measurements may overlap."""
 

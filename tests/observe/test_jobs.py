@@ -45,6 +45,6 @@ def test_what_another_user_has_chosen_neither_reaches_the_terminal_nor_fails() -
     idle = [sys.executable, "-c", "input()", "\x1b[2J\x07é"]
     with subprocess.Popen(idle, stdin=subprocess.PIPE, env={**os.environ, "RANKWISE_RANK": "1" * 5000}) as process:
         view: Any = SimpleNamespace(world_size=0)
-        assert RunningJob(view, {(0, 0): process.pid}).command.endswith("input() ?[2J?é")
+        assert RunningJob(view, holders={(0, 0): process.pid}).command.endswith("input() ?[2J?é")
         assert _variable(process.pid, "RANKWISE_RANK") == 0
         process.communicate(b"\n")

@@ -109,6 +109,16 @@ def test_every_rank_of_a_job() -> None:
             os.kill(found["ranks"][2]["pid"], signal.SIGCONT)
 
 
+def test_where_each_rank_is_in_its_program() -> None:
+    with job() as launcher:
+        once_behind(launcher.pid)
+        shown = status("--stacks", str(launcher.pid)).stdout
+    assert "--timeout 60 -- python -c import sys import numpy" in shown  # longer than the line that 80 columns have
+    reads, waits = shown[shown.index("Python stack of rank 0, ") :].split("Python stack of ranks 1, 2, ")
+    assert 'File "<string>", line 8, in <module>' in reads
+    assert 'File "<string>", line 9, in <module>' in waits
+
+
 def test_a_rank_that_has_begun_nothing_is_marked() -> None:
     with job(PROGRAM.replace("group.all_reduce(np.ones(1 << 17))\n", "")) as launcher:
         found = once_behind(launcher.pid, sequence=1)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise._native import Operation, RankState, SegmentView
+from rankwise._native import Operation, RankState, SegmentView, request_stacks
 from rankwise.system import proc
 from rankwise.system.words import signal_name
 
@@ -40,9 +40,13 @@ class RankView:
 
 @dataclass
 class RunningJob:
-    """A job: its segment, and the processes that hold it open, {(PID namespace, pid there): pid here}."""
+    """A job: its segment, and the processes that hold it open, {(PID namespace, pid there): pid here}.
+
+    path: of a descriptor of the segment.
+    """
 
     view: SegmentView
+    path: str = ""
     holders: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -73,8 +77,22 @@ class RunningJob:
         for index, state in enumerate(states):
             process = self.holders.get(_inner_pid_of(state))
             restart, cpus = _variable(process, "RANKWISE_RESTART"), _cpus(process)
-            views.append(RankView(first + index, state.pid, self._how(state), state, index in behind, restart, cpus))
+            pid = process or state.pid
+            views.append(RankView(first + index, pid, self._how(state), state, index in behind, restart, cpus))
         return views
+
+    def stacks(self) -> dict[int, str]:
+        """The Python stack of each rank of shm, which makes it in a thread of its own, or why a rank has none.
+
+        Raises OSError if the job has ended.
+        """
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = request_stacks(fd)
+        finally:
+            os.close(fd)
+        first, _ = self._place()
+        return {first + index: text for index, text in found.items()}
 
     @property
     def world_size(self) -> int:
@@ -196,7 +214,7 @@ def _add_segments(pid: int, found: dict[int, RunningJob]) -> None:
             if inode not in found:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    found[inode] = RunningJob(SegmentView(fd))
+                    found[inode] = RunningJob(SegmentView(fd), path)
                 finally:
                     os.close(fd)
             found[inode].holders[_inner_pid(pid)] = pid

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from rankwise.contract.stacks import in_words
 from rankwise.observe.jobs import RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser, refuse, whole
 from rankwise.tools.layout import columns, one_line, row_width, width
@@ -20,15 +21,16 @@ DESCRIPTION = """\
 Show the state of every rank of a running job: whether it is alive or how it ended, which operation it
 is in and since when, the bytes that its operations have moved, and how long it has waited for other
 ranks; "restart 2" is the second replacement of a lost rank. A > marks the ranks that the others wait
-for. The job is not disturbed: its memory is mapped read-only.
+for. The job is not disturbed: its memory is mapped read-only, but for --stacks, for which a thread of each
+rank writes its stack there.
 """
 
 EPILOG = """\
 PID is the process id of the launcher or of any rank; without it all jobs of this user on this host
 are shown. The column CPUs lists the CPUs that each rank may use (rankwise run --bind); the column moved
 counts the bytes of each rank's own arrays; "of group 'world.tp'" shows the name that a group got when it
-was made, or its number. If a job runs on several hosts (rankwise run --nnodes), only its ranks on this
-host are shown.
+was made, or its number. Each node of a job that runs on several (rankwise run --nnodes) is shown for itself, if
+it runs on this host.
 
 --serve listens on the loopback interface only, and answers only those who know its token, which is part
 of the address that it prints. It can show jobs, and change nothing. Prometheus gets the numbers from
@@ -36,7 +38,7 @@ of the address that it prints. It can show jobs, and change nothing. Prometheus 
 
 examples:
   rankwise status                  all jobs
-  rankwise status 4711             one job
+  rankwise status --stacks 4711    one job, with the Python stacks of its ranks
   rankwise status --watch 4711     update until the job ends or Ctrl-C
   rankwise status --json | jq '.[].ranks[] | select(.behind)'
   rankwise status --serve          a web page of all jobs; prints its address
@@ -56,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the launcher or of a rank")
     how = parser.add_mutually_exclusive_group()
+    how.add_argument("--stacks", action="store_true", help="also print where in its program each rank of shm is")
     how.add_argument("--watch", action="store_true", help="update it continuously in the terminal")
     how.add_argument(
         "--serve",
@@ -99,7 +102,10 @@ def main(argv: Sequence[str]) -> int:
             "status",
             "no job of this user runs on this host by rankwise run or over shm (only root sees the jobs of others)",
         )
-    print("\n\n".join("\n".join(text for text, _ in _lines(job)) for job in jobs))
+    for place, job in enumerate(jobs):
+        print("\n" * (place > 0) + "\n".join(text for text, _ in _lines(job)))
+        if options.stacks:
+            print(in_words(job.stacks()).removeprefix("\n"))
     return 0
 
 
@@ -159,7 +165,7 @@ def _watch(find: Callable[[], list[RunningJob]], jobs: list[RunningJob]) -> int:
 def _lines(job: RunningJob) -> list[Line]:
     """A title and a table; each line comes with whether the others wait for its rank."""
     now = table(job)
-    title = now.title + one_line(now.command, width() - len(now.title))
+    (title,) = columns([[now.title + one_line(now.command, 3 * width() - len(now.title))]], "", row_width())
     rows = columns([HEAD, *now.rows], LAYOUT, row_width())
     lines = [(title, False), *zip(rows, [False, *now.awaited], strict=True)]
     if any(now.awaited):
