@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "failure/termination.hpp"
 #include "failure/watchdog.hpp"
 #include "ranks.hpp"
 
@@ -329,7 +330,8 @@ void a_death_noticed_by_a_dead_rank() {
     CHECK(world.failure().cause == Cause::PeerLost);
 }
 
-// Ranks that are processes: one is killed while the others wait for it.
+// Ranks that are processes: one is killed while the others wait for it. Its parent has not reaped it when they find
+// that, and a launcher ends them at once.
 void a_process_dies() {
     auto segment = Segment::create(3);
     int pids[3];
@@ -341,8 +343,14 @@ void a_process_dies() {
             kill(getpid(), SIGKILL);
         }
         comm->barrier();
-        std::string error = thrown([&] { comm->barrier(); });
-        _exit(error == "PeerLost" ? 0 : 1);
+        std::string how;
+        try {
+            comm->barrier();
+        } catch (const PeerLost& e) {
+            how = e.how;
+        }
+        raise(SIGTERM);
+        _exit(how == "was killed by SIGKILL" ? 0 : 1);
     }
     for (int rank = 0; rank < 3; ++rank) {
         int status = 0;
@@ -385,6 +393,18 @@ void no_thread_for_the_stacks() {
         waitpid(pids[rank], &status, 0);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
     }
+}
+
+void a_process_without_a_loss_is_ended() {
+    const int pid = fork();
+    if (!pid) {
+        defer_termination();
+        raise(SIGTERM);
+        for (;;) pause();
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "ended with status " << status);
 }
 
 int watched_processes() {
@@ -432,6 +452,7 @@ int main() {
     Settings settings;
     settings.program = &program;
     a_process_dies();  // before there are threads
+    a_process_without_a_loss_is_ended();
     most_processes_die();
     no_thread_for_the_stacks();
     for (int n : ranks::worlds({2, 3, 4}))

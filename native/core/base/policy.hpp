@@ -62,6 +62,8 @@ inline constexpr size_t kKnownRanges = 8;            // of memory, recently foun
 
 // A rank watches so many other ranks: enough that one of the watchers of a rank always runs.
 inline constexpr int kWatched = 8;
+// A process goes on for so long after SIGTERM, in which it may find a rank lost, and report that.
+inline constexpr std::chrono::milliseconds kToFindLoss{200}, kToReportLoss{1000};
 // How long an exit status is waited for: if it may be reported, and if it is sure to be.
 inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
 inline constexpr std::chrono::milliseconds kCallSiteTimeout{500};  // to wait for other ranks' call sites

@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "failure/deadlock.hpp"
 #include "failure/stacks.hpp"
+#include "failure/termination.hpp"
 #include "stream/stream.hpp"
 
 namespace rankwise {
@@ -337,6 +338,7 @@ void FailureRecord::throw_failure(const std::string& operation, int64_t sequence
 
 void FailureRecord::throw_lost(const Failure& f, const std::string& here, const std::string& danger,
                                const std::string& operation, int64_t sequence) {
+    loss_found();
     const int world_rank = t_.members[size_t(f.rank)].world_rank;
     std::string how = f.how, where;
     if (how.empty()) {

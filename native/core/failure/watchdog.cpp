@@ -10,10 +10,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "base/errors.hpp"
 #include "failure/stacks.hpp"
+#include "failure/termination.hpp"
 #include "sync/engine_thread.hpp"
 #include "sync/waiter.hpp"
 
@@ -32,13 +36,29 @@ struct PidfdInfo {
 constexpr uint64_t kInfoExit = 1 << 3;
 constexpr std::chrono::milliseconds kStatusOfDead{100};  // to wait until the parents have reaped them
 
-// How the process ended, in the form of subprocess's returncode. Newer kernels report it even to a process that is not
-// the parent, once the parent has reaped the process.
-int32_t exit_status(int pidfd) {
+// What waitpid would report of a process that its parent has not reaped: the last field of its /proc/PID/stat. 0 if it
+// has been reaped, and where this process may not know it.
+int code_before_reaped(int pidfd, int pid) {
+    std::string line;
+    if (!pid || !std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), line)) return 0;
+    // As long as it has not been reaped, no other process has its pid.
+    if (syscall(SYS_pidfd_send_signal, pidfd, 0, nullptr, 0) != 0) return 0;
+    return std::atoi(line.c_str() + line.rfind(' ') + 1);
+}
+
+// The same of one that has been reaped, which newer kernels report even to a process that is not the parent.
+int code_after_reaped(int pidfd) {
     PidfdInfo info{};
     info.mask = kInfoExit;
-    if (ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) != 0 || !(info.mask & kInfoExit)) return kStatusUnknown;
-    const int code = info.exit_code;
+    const bool known = ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) == 0 && (info.mask & kInfoExit);
+    return known ? info.exit_code : -1;
+}
+
+// How the process ended, in the form of subprocess's returncode.
+int32_t exit_status(int pidfd, int pid) {
+    int code = code_before_reaped(pidfd, pid);
+    if (!code) code = code_after_reaped(pidfd);
+    if (code < 0) return kStatusUnknown;
     return (code & 0x7f) ? -(code & 0x7f) : (code >> 8 & 0xff);
 }
 
@@ -64,14 +84,14 @@ bool Watcher::watch_present(Segment& segment) {
         if (!processes || segment.ended(r, processes - 1)) continue;
         ++living;
         if (watched >= processes) continue;
+        const QualifiedPid peer = segment.record(r).pid.load();
         int fd = processes == 1 ? segment.take_pidfd(r) : -1;
         if (fd < 0) {
-            const QualifiedPid peer = segment.record(r).pid.load();
             if (!peer.in_own_namespace()) continue;  // the launcher from which it inherited the segment reports its end
             fd = open_pidfd(peer.number);
         }
         if (fd >= 0) {
-            added_.push_back({fd, r, processes - 1});
+            added_.push_back({fd, r, peer.in_own_namespace() ? peer.number : 0, processes - 1});
             watched = processes;
         } else if (errno == ESRCH) {
             segment.mark_exited(r, kStatusUnknown, processes - 1);
@@ -123,7 +143,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         peers.swap(living);
         const auto known = [&](const Peer& peer) {
             if (segment->exit_status(peer.rank, peer.process) != kStatusUnknown) return true;
-            const int32_t status = exit_status(peer.pidfd);
+            const int32_t status = exit_status(peer.pidfd, peer.pid);
             if (status != kStatusUnknown) segment->mark_exited(peer.rank, status, peer.process);
             return status != kStatusUnknown;
         };
@@ -153,6 +173,7 @@ void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& p
     if (!first) return;
     watcher->start(segment);
     segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
+    if (!segment->header().statuses_expected) defer_termination();
 }
 
 void end_with(int pid) {

@@ -28,6 +28,7 @@ public:
 private:
     struct Peer {
         int pidfd, rank;
+        int pid;  // 0 in another PID namespace
         uint32_t process;
     };
     void watch(const std::weak_ptr<Segment>& watched);

@@ -50,6 +50,26 @@ def test_a_rank_killed_in_backward(tmp_path: Path) -> None:
     assert "THEN PeerLostError 1 was killed by SIGKILL\n" in done.stdout
 
 
+TORCHRUN = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("rankwise")
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_ends_the_survivors_of_a_rank(tmp_path: Path) -> None:
+    """They say first what they know, even in the moment in which torchrun has ended them."""
+    program = tmp_path / "program.py"
+    program.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert re.search(r"PeerLostError: rank 1 \(.*\) was killed by SIGKILL", done.stderr), done.stderr
+
+
 def test_ranks_that_call_different_things(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> dict[int, str]:
         x = torch.ones(3 + rank)
