@@ -204,7 +204,7 @@ def connected(port: int) -> socket.socket:
 def test_a_launcher_that_ends_before_all_have_come_may_come_again(meeting: Meeting) -> None:
     meeting.start(0, 3)
     early = StoreClient(connected(meeting.port), b"", time.monotonic() + 10)
-    early.set("1", json.dumps(vars(Hello.own(1, 3, 1))).encode())
+    early.connection.send(set={"1": json.dumps(vars(Hello.own(1, 3, 1)))})
     early.connection.shut()
     assert early.connection.arrives(time.monotonic() + 10)
     assert early.connection.receive() is None  # node 0 has noticed

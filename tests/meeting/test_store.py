@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import TypeAlias
 
 import pytest
 
@@ -18,6 +19,7 @@ from rankwise.meeting.store import Missing, Store
 from rankwise.meeting.torch_store import TorchStore
 
 ANY = bytes(range(256))
+Others: TypeAlias = "StoreClient | TorchStore"
 
 
 def soon() -> float:
@@ -61,14 +63,14 @@ def serving(server: Store) -> Iterator[None]:
 
 
 @contextmanager
-def torch_stores() -> Iterator[tuple[Store, Store]]:
+def torch_stores() -> Iterator[tuple[TorchStore, TorchStore]]:
     distributed = pytest.importorskip("torch.distributed", reason="torch is not installed")
     store = distributed.HashStore()
     yield TorchStore(lambda: store, "a/"), TorchStore(lambda: store).under("a")
 
 
 @pytest.fixture(params=["tcp", "unix", "torch"])
-def stores(request: pytest.FixtureRequest) -> Iterator[tuple[Store, Store]]:
+def stores(request: pytest.FixtureRequest) -> Iterator[tuple[Store, Others]]:
     """A store as rank 0 sees it, and as another rank does."""
     makers = {
         "tcp": lambda: served(socket.AF_INET, ("127.0.0.1", 0)),
@@ -79,40 +81,38 @@ def stores(request: pytest.FixtureRequest) -> Iterator[tuple[Store, Store]]:
         yield made
 
 
-def test_values_of_the_others(stores: tuple[Store, Store]) -> None:
+def test_values_of_the_others(stores: tuple[Store, Others]) -> None:
     own, other = stores
-    other.set("key", ANY)
-    assert own.get("key", soon()) == ANY
+    with serving(own):
+        assert other.exchange({"key": ANY}, "key", soon()) == ANY
+    assert own.wait(["key"], soon()) == [ANY]
     with pytest.raises(Missing) as caught:
         own.wait(["key", "absent", "too"], time.monotonic() + 0.05)
     assert caught.value.keys == ["absent", "too"]
 
 
-def test_values_of_rank_0(stores: tuple[Store, Store]) -> None:
+def test_values_of_rank_0(stores: tuple[Store, Others]) -> None:
     own, other = stores
     own.set("first", ANY)
     late = threading.Timer(0.1, lambda: own.set("second", b""))
     late.start()
     with serving(own):
         late.join()
-        other.wait(["first", "second"], soon())
-        assert other.wait(["first", "second"], soon()) == [ANY, b""]
+        assert other.exchange({}, "second", soon()) == b""
         assert other.exchange({"third": b"3", "fourth": b"4"}, "first", soon()) == ANY
     assert own.wait(["third", "fourth"], soon()) == [b"3", b"4"]
     with serving(own), pytest.raises(Missing):
-        other.get("absent", time.monotonic() + 0.05)
+        other.exchange({}, "absent", time.monotonic() + 0.05)
 
 
-def test_sums(stores: tuple[Store, Store]) -> None:
-    own, other = stores
-    with serving(own):
+def test_sums() -> None:
+    with torch_stores() as (own, other):
         assert other.add("sum", 3) == 3
-    assert own.add("sum", -1) == 2
-    with serving(own):
+        assert own.add("sum", -1) == 2
         assert other.get("sum", soon()) == b"2"
 
 
-def test_ranks_meet(stores: tuple[Store, Store]) -> None:
+def test_ranks_meet(stores: tuple[Store, Others]) -> None:
     own, other = stores
     answers: list[bytes] = []
     joining = threading.Thread(target=lambda: answers.append(opened(follow(other, {2: b"c", 1: b"b"}, soon()))))
@@ -123,7 +123,7 @@ def test_ranks_meet(stores: tuple[Store, Store]) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError("none left"), OSError("no port")])
-def test_the_error_of_rank_0_is_raised_by_all(error: Exception, stores: tuple[Store, Store]) -> None:
+def test_the_error_of_rank_0_is_raised_by_all(error: Exception, stores: tuple[Store, Others]) -> None:
     own, other = stores
     sent: list[bytes] = []
     joining = threading.Thread(target=lambda: sent.append(follow(other, {1: b""}, soon())))
@@ -141,12 +141,12 @@ def test_the_error_of_rank_0_is_raised_by_all(error: Exception, stores: tuple[St
 
 def test_a_value_that_is_not_accepted_drops_its_client() -> None:
     with served(socket.AF_INET, ("127.0.0.1", 0), accepts=lambda key, *values: key == "right") as (own, other):
-        other.set("right", b"1")
-        other.set("wrong", b"2")
-        with serving(own), pytest.raises(ConnectionError):
-            other.get("right", soon())
+        with serving(own):
+            assert other.exchange({"right": b"1"}, "right", soon()) == b"1"
+            with pytest.raises(ConnectionError):
+                other.exchange({"wrong": b"2"}, "right", soon())
         with pytest.raises(Missing):  # a value disappears with the client that set it
-            own.get("right", 0.0)
+            own.wait(["right"], 0.0)
 
 
 def test_descriptors_go_with_values() -> None:
@@ -158,9 +158,9 @@ def test_descriptors_go_with_values() -> None:
         own.set("key", ANY)
         own.set("plain", b"")
         with serving(own):
-            assert other.get("key", soon()) == ANY
+            assert other.exchange({}, "key", soon()) == ANY
             taken = other.connection.take_fds()
-            assert other.get("plain", soon()) == b""
+            assert other.exchange({}, "plain", soon()) == b""
         assert [os.fstat(fd).st_ino for fd in taken] == [os.fstat(fd).st_ino for fd in fds]
         assert other.connection.take_fds() == []
         close_all(taken)

@@ -23,6 +23,7 @@ from rankwise.contract.failure import Failure, text
 from rankwise.contract.failure_kinds import TIMEOUT
 from rankwise.meeting.served_store import StoreClient
 from rankwise.meeting.store import Missing, Store
+from rankwise.meeting.torch_store import TorchStore
 
 ANSWER = "answer"
 GRACE = 1.0  # seconds for which the others wait longer than rank 0, whose answer says who is missing
@@ -71,7 +72,7 @@ def lead(
     return answer
 
 
-def follow(store: Store, mine: Mapping[int, bytes], end: float) -> bytes:
+def follow(store: StoreClient | TorchStore, mine: Mapping[int, bytes], end: float) -> bytes:
     """In another process: leave the values of its ranks and wait for the answer, which `opened` opens."""
     return store.exchange({str(rank): value for rank, value in mine.items()}, ANSWER, end + GRACE)
 

@@ -4,8 +4,7 @@ Rank 0 has no thread for it: it serves all connections at once, so that none can
 a value. Before anything else is read, both ends of a connection prove that they know the job's secret: the server sends
 a nonce, the client answers with a nonce of its own and an HMAC over both, and the server with another HMAC. As the
 nonces are new each time, a recording of an earlier connection proves nothing. Then there are messages:
-    client -> server  set: values by key; or add: a key and a number to add to its value
-                      get: the key of the value that the client waits for
+    client -> server  set: values by key; get: the key of the value that the client waits for
     server -> client  value: what the client waits for, once it is there
 """
 
@@ -34,7 +33,7 @@ CHECK_EVERY = 0.2  # seconds between two checks for connections that stay silent
 class StoreServer(Store):
     """The store in the process of rank 0, at a listening socket. `close` ends it, with all connections.
 
-    accepts: called with each key and value that a client sets or adds, and the value that is there already or None; if
+    accepts: called with each key and value that a client sets, and the value that is there already or None; if
     it returns False, the client is dropped. left: called with each key that a client has set, when that client is gone;
     the value then disappears. What they raise is raised by the call in which rank 0 waits. trusts: whether a connection
     may be a rank's, before it has said anything.
@@ -63,14 +62,6 @@ class StoreServer(Store):
         self._values[key] = value
         for connection in self._awaited.pop(key, ()):
             connection.send(self.fds.get(key, ()), value=value.decode("latin-1"))
-
-    def get(self, key: str, deadline: float) -> bytes:
-        return self.wait([key], deadline)[0]
-
-    def add(self, key: str, n: int) -> int:
-        total = int(self._values.get(key, b"0")) + n
-        self.set(key, b"%d" % total)
-        return total
 
     def wait(self, keys: Iterable[str], deadline: float) -> list[bytes]:
         awaited = list(keys)
@@ -140,25 +131,20 @@ class StoreServer(Store):
         """Do what a client asks for. Returns False if it may not, or if it is no request."""
         awaited = str(message.get("get", ""))
         self._awaited.setdefault(awaited, []).append(client)  # first, so that it also learns why it is refused
-        match message:
-            case {"set": dict(values)}:
-                for key, text in values.items():
-                    value = str(text).encode("latin-1", "replace")
-                    if not self._accepts(key, value, self._values.get(key)):
-                        return False
-                    self._clients[client].append(key)
-                    self.fds[key] = client.take_fds()
-                    self.set(key, value)
-            case {"add": [str(key), int(n)]}:
-                if not self._accepts(key, b"%d" % n, self._values.get(key)):
-                    return False
-                self.add(key, n)
+        given = message.get("set")
+        for key, text in given.items() if isinstance(given, dict) else ():
+            value = str(text).encode("latin-1", "replace")
+            if not self._accepts(key, value, self._values.get(key)):
+                return False
+            self._clients[client].append(key)
+            self.fds[key] = client.take_fds()
+            self.set(key, value)
         if awaited in self._values:
             self.set(awaited, self._values[awaited])
         return True
 
 
-class StoreClient(Store):
+class StoreClient:
     """The store as another rank sees it. It is closed once a value is late, or rank 0 has ended it."""
 
     def __init__(self, connected: socket.socket, secret: bytes, deadline: float, fds: Sequence[int] = ()) -> None:
@@ -172,19 +158,17 @@ class StoreClient(Store):
         if not hmac.compare_digest(self._read(PROOF, deadline), _proof(secret, b"server", theirs + mine)):
             raise self._ended("what listens there belongs to another job")
 
-    def set(self, key: str, value: bytes) -> None:
-        self.connection.send(self._fds, set={key: value.decode("latin-1")})
-
-    def get(self, key: str, deadline: float) -> bytes:
-        return self.exchange({}, key, deadline)
-
-    def add(self, key: str, n: int) -> int:
-        self.connection.send(add=[key, n], get=key)
-        return int(self._answer(key, time.monotonic() + PATIENCE))
-
     def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:
+        """Set these values, and get the one of `key`."""
         self.connection.send(self._fds, set={each: value.decode("latin-1") for each, value in values.items()}, get=key)
-        return self._answer(key, deadline)
+        while self.connection.arrives(deadline):
+            message = self.connection.receive()
+            if message is None:
+                raise self._ended("the connection ended")
+            if message:
+                return str(message.get("value")).encode("latin-1", "replace")
+        self.close()
+        raise Missing([key])
 
     def close(self) -> None:
         self.connection.close()
@@ -198,16 +182,6 @@ class StoreClient(Store):
         if len(data) < size:
             raise self._ended("what listens there does not answer as this job, or has another RANKWISE_SECRET")
         return data
-
-    def _answer(self, key: str, deadline: float) -> bytes:
-        while self.connection.arrives(deadline):
-            message = self.connection.receive()
-            if message is None:
-                raise self._ended("the connection ended")
-            if message:
-                return str(message.get("value")).encode("latin-1", "replace")
-        self.close()
-        raise Missing([key])
 
     def _ended(self, why: str) -> ConnectionError:
         self.close()

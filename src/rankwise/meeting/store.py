@@ -1,9 +1,9 @@
-"""The interface of a store, in which ranks that cannot reach each other yet leave what the others need."""
+"""The store in which ranks that cannot reach each other yet leave what the others need, as rank 0 sees it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 
 class Missing(TimeoutError):
@@ -25,19 +25,5 @@ class Store(ABC):
     def set(self, key: str, value: bytes) -> None: ...
 
     @abstractmethod
-    def get(self, key: str, deadline: float) -> bytes:
-        """The value, once it is there."""
-
-    @abstractmethod
-    def add(self, key: str, n: int) -> int:
-        """Add n to a number, which is 0 at first and whose decimal digits are the value. Returns the sum."""
-
     def wait(self, keys: Iterable[str], deadline: float) -> list[bytes]:
         """Wait until all values are there, and get them."""
-        return [self.get(key, deadline) for key in keys]
-
-    def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:
-        """Set these values, and get the one of `key`."""
-        for each, value in values.items():
-            self.set(each, value)
-        return self.get(key, deadline)

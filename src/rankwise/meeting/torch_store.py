@@ -43,9 +43,11 @@ class TorchStore(Store):
         self._ask(lambda store: store.set(self.prefix + key, value))
 
     def get(self, key: str, deadline: float) -> bytes:
+        """The value, once it is there."""
         return self.wait([key], deadline)[0]
 
     def add(self, key: str, n: int) -> int:
+        """Add n to a number, which is 0 at first and whose decimal digits are the value. Returns the sum."""
         return self._ask(lambda store: int(store.add(self.prefix + key, n)))
 
     def wait(self, keys: Iterable[str], deadline: float) -> list[bytes]:
@@ -62,6 +64,7 @@ class TorchStore(Store):
         return self._ask(lambda store: list(store.multi_get(names)))
 
     def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:
+        """Set these values, and get the one of `key`."""
         keys = [self.prefix + each for each in values]
         self._ask(lambda store: store.multi_set(keys, list(values.values())))
         return self.get(key, deadline)

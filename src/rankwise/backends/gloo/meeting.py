@@ -27,7 +27,7 @@ from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.job import Job
 from rankwise.meeting.gathering import GRACE, failed, follow, lead, met, opened, ranks_late
-from rankwise.meeting.store import Missing, Store
+from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 from rankwise.system.own_address import own_address
 from rankwise.system.settings import Settings
@@ -112,7 +112,7 @@ class Meeting:
             self._host.close()
 
 
-def gather(store: Store, mine: Mapping[int, bytes], world_size: int, timeout: float, end: float) -> list[bytes]:
+def gather(store: TorchStore, mine: Mapping[int, bytes], world_size: int, timeout: float, end: float) -> list[bytes]:
     """Every rank's value, by rank. Each process passes the values of some ranks, and calls this once for this store.
 
     Each process makes a constant number of requests. end: the time (time.monotonic) at which `timeout` seconds have
