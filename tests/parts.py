@@ -70,7 +70,7 @@ def native(build: str, variables: str = "") -> str:
 def model(what: str, option: str) -> str:
     missing = f"{NOT_TESTED} {what}: there is no spin; apt install spin"
     return (
-        f"if command -v spin >/dev/null; then {{bin}}/python native/model/check.py {option}; else echo '{missing}'; fi"
+        f"if command -v spin >/dev/null; then {{bin}}/python native/tests/model/check.py {option}; else echo '{missing}'; fi"
     )
 
 
