@@ -13,14 +13,26 @@
 
 namespace {
 
-// The folder of this package's Python files, with a trailing slash.
+// The folder of Python files above this part of a module's path, with a trailing slash.
+std::string folder_above(const char* part, const char* module) {
+    const std::string file = nb::cast<std::string>(nb::module_::import_(module).attr("__file__"));
+    return file.substr(0, file.rfind(part));
+}
+
 const std::string& package() {
     static Once<std::string> folder;
-    return folder.get([] {
-        const std::string file =
-            nb::cast<std::string>(nb::module_::import_("rankwise.contract.errors").attr("__file__"));
-        return file.substr(0, file.rfind("contract"));
-    });
+    return folder.get([] { return folder_above("contract", "rankwise.contract.errors"); });
+}
+
+// Without its folder, the line of a file of Python's standard library or of an installed package; "" for any other.
+std::string library_line(const std::string& line) {
+    static Once<std::vector<std::string>> folders;
+    const auto found = [] {
+        return std::vector<std::string>{"/site-packages/", "/dist-packages/", folder_above("os.py", "os")};
+    };
+    for (const std::string& folder : folders.get(found))
+        if (const size_t at = line.find(folder); at != line.npos) return line.substr(at + folder.size());
+    return "";
 }
 
 // A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
@@ -30,16 +42,22 @@ struct Python final : rankwise::Embedding {
         return PyErr_CheckSignals() != 0;
     }
 
-    // In C code that calls the C API, where it does so; else the innermost frame outside this package.
+    // In C code that calls the C API, where it does so; else the innermost line outside of this package and, if that is
+    // a library's, before it the innermost one that is not.
     std::string call_site() override {
         if (std::string site = rankwise::capi::call_site(); !site.empty()) return site;
         HoldGil gil;
-        std::string site;
+        std::string own, innermost;
         walk_frames([&](PyFrameObject* frame, PyCodeObject* code) {
-            site = program_line(frame, code);
-            return !site.empty();
+            own = program_line(frame, code);
+            if (const std::string library = library_line(own); !library.empty()) {
+                if (innermost.empty()) innermost = library;
+                own.clear();
+            }
+            return !own.empty();
         });
-        return site;
+        if (own.empty()) return innermost;
+        return innermost.empty() ? own : own + " (in " + innermost + ")";
     }
 
     rankwise::Clock::time_point debugged() override {
