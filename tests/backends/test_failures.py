@@ -18,7 +18,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from rankwise import CollectiveTimeout, Group, MismatchError, PeerLostError
+from rankwise import CollectiveTimeout, Group, Mesh, MismatchError, PeerLostError
 from rankwise.testing import RanksFailed, run_ranks
 
 BACKENDS = pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -216,6 +216,29 @@ def _lost(group: Group) -> None:
 def test_a_lost_rank_is_named_in_full() -> None:
     with pytest.raises(RanksFailed) as caught:
         run_ranks(_lost, 3, backend="shm", timeout=20)
+    assert "AssertionError" not in str(caught.value)
+
+
+def _lost_in_a_grid(group: Group) -> None:
+    mesh = Mesh(group, rows=2, columns=2)
+    group.barrier()
+    if group.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    axis, number = ("columns", 0) if group.rank == 3 else ("rows", 1)
+    with pytest.raises(PeerLostError) as caught:
+        group.barrier() if group.rank == 1 else mesh.exchange_halo(np.zeros((4, 4)), axis)
+    error = caught.value
+    if group.rank != 1:
+        lost = f"rank 2 (pid {error.pid} on {error.host}, rank {number} of group 'world.{axis}') was killed by SIGKILL"
+        assert str(error).startswith(lost)
+        assert re.search(rf", while rank {group.rank} was in \w+ of group 'world.{axis}'$", str(error))
+        assert (error.rank, error.__context__) == (number, None)
+    raise error
+
+
+def test_a_rank_that_is_lost_in_a_grid_has_its_number_in_the_job() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(_lost_in_a_grid, 4, backend="shm", timeout=20)
     assert "AssertionError" not in str(caught.value)
 
 

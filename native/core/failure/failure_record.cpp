@@ -274,7 +274,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
     RankTexts texts, sites;
     std::vector<int> different;
     std::string text = (!f.how.empty() ? f.how : "the ranks called different operations") + " (seen by rank " +
-                       std::to_string(f.rank) + " at its operation #" + std::to_string(f.sequence) + ")";
+                       std::to_string(f.rank) + " at its operation #" + std::to_string(f.sequence) + of_group() + ")";
     for (int p = 0; p < t_.n; ++p) {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
@@ -327,8 +327,9 @@ void FailureRecord::throw_failure(const std::string& operation, int64_t sequence
     const std::string danger = sequence < 0 ? "" : await_no_writers(f);
     const std::string here = operation == name(Op::None)
                                  ? ""
-                                 : ", while rank " + std::to_string(t_.rank) + " was in " + operation +
-                                       (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
+                                 : ", while rank " + std::to_string(t_.members[size_t(t_.rank)].world_rank) +
+                                       " was in " + operation + (sequence < 0 ? "" : " #" + std::to_string(sequence)) +
+                                       of_group();
     switch (f.cause) {
     case Cause::PeerLost: throw_lost(f, here, danger, operation, sequence);
     case Cause::TimedOut: throw_timed_out(f, here, danger, operation, sequence);
@@ -349,13 +350,13 @@ void FailureRecord::throw_lost(const Failure& f, const std::string& here, const 
     const QualifiedPid joined = t_.group.peers[f.rank].pid.load();
     const QualifiedPid lost =
         joined.number ? joined : t_.segment.record(world_rank).pid.load();  // number 0: unknown, it never joined
-    const std::string who = "rank " + std::to_string(f.rank);
-    if (lost.number && !lost.in_own_namespace())
-        throw PeerLost(who + " (in another container) " + how + where + here + danger, f.rank, how, operation,
-                       sequence);
-    const std::string host = host_name();  // all ranks of a segment are on the same host
-    const std::string process = lost.number ? " (pid " + std::to_string(lost.number) + " on " + host + ") " : " ";
-    throw PeerLost(who + process + how + where + here + danger, f.rank, how, operation, sequence, host, lost.number);
+    const bool elsewhere = lost.number && !lost.in_own_namespace();
+    const std::string host = elsewhere ? "" : host_name();  // all ranks of a segment are on the same host
+    const int pid = elsewhere ? 0 : lost.number;
+    std::string about = elsewhere ? "in another container" : pid ? "pid " + std::to_string(pid) + " on " + host : "";
+    if (world_rank != f.rank) add_to_list(about, "rank " + std::to_string(f.rank) + of_group());
+    const std::string who = "rank " + std::to_string(world_rank) + (about.empty() ? " " : " (" + about + ") ");
+    throw PeerLost(who + how + where + here + danger, f.rank, how, operation, sequence, host, pid);
 }
 
 // What the rank that timed out has reported, or, if it could not, what this rank knows.

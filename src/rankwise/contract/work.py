@@ -70,13 +70,12 @@ class Work(ABC, Generic[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Block until the operation has ended, as `wait` does, and return its error, or None if it is complete."""
-        try:
-            self.wait(timeout)
-        except BaseException as error:
-            if not self.done():
-                raise
-            return _error_of(self, error)
-        return None
+        found = _raised_by(self.wait, timeout)
+        if found is None:
+            return None
+        if not self.done():
+            raise found
+        return _error_of(self, found)
 
     def add_done_callback(self: W, function: Callable[[W], object]) -> None:
         """Call function(work) once the operation has ended, in whatever way; at once if it has already.

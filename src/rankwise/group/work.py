@@ -224,6 +224,8 @@ class ArrayWork(Work[T]):
             if self._finish is None:
                 return
             self.error = None if succeeded else Work.exception(self._inner)  # which may be the engine's own request
+            if isinstance(self.error, RankwiseError):
+                self.error.__traceback__ = None  # it was raised within this package, and `wait` raises it again
             if self.error is None:
                 try:
                     self._value = self._finish()
