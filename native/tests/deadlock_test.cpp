@@ -1,7 +1,13 @@
 // Tests that a timeout is called a deadlock if and only if the ranks can be seen to wait for each other.
 #include "failure/deadlock.hpp"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "ranks.hpp"
@@ -154,9 +160,141 @@ void no_deadlocks() {
         receive));
 }
 
+// In how many ranks, processes of one thread each, `body` does not throw. meanwhile: what else happens to them.
+template <class Body, class Meanwhile>
+int processes(int n, const Body& body, const Meanwhile& meanwhile, const Settings& settings = {}) {
+    const auto segment = Segment::create(n);
+    std::vector<int> pids;
+    for (int rank = 0; rank < n; ++rank) {
+        pids.push_back(fork());
+        if (pids.back()) continue;
+        signal(SIGALRM, SIG_DFL);  // the test's own handler could send, for all that the ranks know
+        const auto comm = Comm::join(segment, rank, 60, false, settings);
+        comm->barrier();
+        const std::string error = error_of([&] { body(*comm); });
+        if (!error.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, error.c_str());
+        comm->close(5);
+        _exit(error.empty() ? 0 : 1);
+    }
+    meanwhile(pids);
+    int right = 0;
+    for (const int pid : pids) {
+        int status = 0;
+        waitpid(pid, &status, 0);
+        right += status == 0;
+    }
+    return right;
+}
+
+void nothing(const std::vector<int>&) {}
+
+void receive_from_previous(Comm& c) {
+    double x = 0;
+    c.messages().recv_now(&x, 1, DType::F64, (c.rank() + c.world_size() - 1) % c.world_size(), 3);
+}
+
+void send_to_next(Comm& c) {
+    const double x = 0;
+    c.messages().send_now(&x, 1, DType::F64, (c.rank() + 1) % c.world_size(), 3);
+}
+
+// Long before the timeout of 60 s.
+void a_certain_deadlock() {
+    const auto body = [](Comm& c) {
+        const std::string error = error_of([&] { receive_from_previous(c); });
+        if (has(error, "was aborted")) return;  // by the rank that was the first to see it
+        const std::string cycle =
+            "(1 x float64 with tag 3) can never be complete; a deadlock: rank 0 waits for rank 2 "
+            "(recv, tag 3), rank 2 waits for rank 1 (recv, tag 3), and rank 1 waits for rank 0 "
+            "(recv, tag 3); one of them must send first\n";
+        if (!has(error, cycle)) throw Error("not the error: " + error);
+        c.abort("was aborted");
+    };
+    CHECK_EQ(processes(3, body, nothing), 3);
+}
+
+struct SendsWhenCalled final : Embedding {
+    bool interrupted() override {
+        if (comm && Clock::now() > time) send_to_next(*std::exchange(comm, nullptr));
+        return false;
+    }
+    Comm* comm = nullptr;
+    const Clock::time_point time = Clock::now() + std::chrono::milliseconds(1500);
+};
+
+// All ranks wait for longer than it takes to find a deadlock, but one of them will send in the end.
+template <class First> int wait_for_rank_0(const First& first) {
+    const auto body = [&](Comm& c) {
+        if (c.rank() == 0) return first(c);
+        receive_from_previous(c);
+        send_to_next(c);
+    };
+    return processes(3, body, nothing);
+}
+
+void waits_that_end() {
+    const auto another_thread_sends = [](Comm& c) {
+        std::thread other([&] {
+            usleep(1'500'000);
+            send_to_next(c);
+        });
+        receive_from_previous(c);
+        other.join();
+    };
+    CHECK_EQ(wait_for_rank_0(another_thread_sends), 3);
+
+    const auto after_its_limit = [](Comm& c) {
+        double x = 0;
+        const auto message = c.messages().recv(&x, 1, DType::F64, 2, 3);
+        if (!has(error_of([&] { message->wait(1.5); }), "not complete within 1.5 s")) throw Error("it was complete");
+        send_to_next(c);
+        message->wait(std::nullopt);
+    };
+    CHECK_EQ(wait_for_rank_0(after_its_limit), 3);
+}
+
+void a_signal_handler_sends() {
+    SendsWhenCalled program;
+    const auto body = [&](Comm& c) {
+        if (c.rank() == 0) program.comm = &c;
+        else receive_from_previous(c);
+        if (c.rank() == 0) receive_from_previous(c);
+        else send_to_next(c);
+    };
+    signal(SIGUSR1, [](int) {});
+    Settings settings;
+    settings.program = &program;
+    CHECK_EQ(processes(3, body, nothing, settings), 3);
+    signal(SIGUSR1, SIG_DFL);
+}
+
+// All wait for each other, and have for long, while one of them has been stopped before it got its message.
+void a_message_on_its_way() {
+    const auto body = [](Comm& c) {
+        if (c.rank() == 2) {
+            usleep(1'500'000);
+            send_to_next(c);
+        }
+        receive_from_previous(c);
+        send_to_next(c);
+        if (c.rank() == 0) receive_from_previous(c);
+    };
+    const auto stop_one = [](const std::vector<int>& pids) {
+        usleep(1'000'000);
+        kill(pids[1], SIGSTOP);
+        usleep(2'000'000);
+        kill(pids[1], SIGCONT);
+    };
+    CHECK_EQ(processes(3, body, stop_one), 3);
+}
+
 }  // namespace
 
 int main() {
+    a_certain_deadlock();  // these four before there are threads
+    waits_that_end();
+    a_signal_handler_sends();
+    a_message_on_its_way();
     texts();
     deadlocks();
     no_deadlocks();

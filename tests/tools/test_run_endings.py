@@ -512,3 +512,37 @@ rw.init()
         r"`ulimit -n \d+` before the command raises that",
         done.stderr,
     ), done.stderr
+
+
+RING = """
+import sys, threading, time
+import numpy as np, rankwise as rw
+g = rw.init()
+if len(sys.argv) > 1 and g.rank == 0:
+    threading.Timer(4, g.send, [np.zeros(10), g.world_size - 1]).start()
+g.recv(np.zeros(10), (g.rank + 1) % g.world_size)
+if g.rank:
+    g.send(np.zeros(10), g.rank - 1)
+"""
+MPI4PY_RING = """
+from mpi4py import MPI
+import numpy as np
+world, x = MPI.COMM_WORLD, np.zeros(10)
+world.Recv(x, source=(world.rank + 1) % world.size, tag=3)
+"""
+
+
+@pytest.mark.parametrize(("options", "program", "tag"), [([], RING, 0), (["--mpi4py"], MPI4PY_RING, 3)])
+def test_a_deadlock_ends_at_once_and_the_last_line_names_the_cycle(options: list[str], program: str, tag: int) -> None:
+    """Long before the timeout, which is 300 s."""
+    words = [*RUN, "-n", "3", *options, "python", "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=150)
+    first, second, third = (f"rank {r} waits for rank {(r + 1) % 3} (recv, tag {tag})" for r in range(3))
+    cycle = f" can never be complete; a deadlock: {first}, {second}, and {third}; one of them must send first; "
+    assert cycle in done.stderr.splitlines()[-1], done.stderr
+    assert done.returncode == 1
+
+
+def test_ranks_that_wait_for_a_send_of_another_thread_are_in_no_deadlock() -> None:
+    done = subprocess.run([*RUN, "-n", "3", "python", "-c", RING, "later"], capture_output=True, text=True, timeout=150)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -98,4 +98,21 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
     return waits;
 }
 
+std::string certain_deadlock(const Segment& segment, const GroupSegment& group, const std::vector<Member>& members,
+                             int from) {
+    std::vector<int64_t> since;
+    for (size_t p = 0; p < members.size(); ++p) since.push_back(group.peers[p].vain_since.load());
+    const auto waits = awaited_ranks(segment, group, members, 0);
+    const std::vector<int> cycle = cycle_from(waits, from);
+    int64_t latest = 0, looked = INT64_MAX;
+    for (const int p : cycle) {
+        latest = std::max(latest, since[size_t(p)]);
+        looked = std::min(looked, group.peers[p].vain_until.load());
+    }
+    const auto unchanged = [&](int p) {
+        return since[size_t(p)] && group.peers[p].vain_since.load() == since[size_t(p)];
+    };
+    return looked >= latest && std::ranges::all_of(cycle, unchanged) ? describe_deadlock(waits, from) : "";
+}
+
 }  // namespace rankwise

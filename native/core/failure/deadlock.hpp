@@ -24,4 +24,8 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
 // (recv, tag 0), and rank 1 waits for rank 0 (barrier #1)". Returns "" if there is none. waits: by rank.
 std::string describe_deadlock(const std::vector<std::optional<Awaited>>& waits, int from);
 
+// The same for `from`, if the ranks of the cycle can never go on (p2p/vain_wait.hpp); else "".
+std::string certain_deadlock(const Segment& segment, const GroupSegment& group, const std::vector<Member>& members,
+                             int from);
+
 }  // namespace rankwise

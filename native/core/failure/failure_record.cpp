@@ -236,6 +236,10 @@ std::string FailureRecord::deadlock(double limit) const {
     return describe_deadlock(awaited_ranks(t_.segment, t_.group, t_.members, limit), t_.rank);
 }
 
+std::string FailureRecord::certain_deadlock() const {
+    return t_.log.part() ? "" : rankwise::certain_deadlock(t_.segment, t_.group, t_.members, t_.rank);
+}
+
 // Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
 // was refused.
 void FailureRecord::publish_call_site() {

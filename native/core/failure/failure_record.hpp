@@ -40,6 +40,7 @@ public:
     // Continues a report's headline by who waits for whom (failure/deadlock.hpp). Returns "" if no deadlock can be
     // seen, or if this rank waits only `limit` seconds, less than its timeout.
     std::string deadlock(double limit) const;
+    std::string certain_deadlock() const;  // the same before any timeout, if it can be proved
 
 private:
     [[noreturn]] void throw_lost(const Failure& f, const std::string& here, const std::string& danger,

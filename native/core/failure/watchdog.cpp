@@ -19,6 +19,7 @@
 #include "failure/stacks.hpp"
 #include "failure/termination.hpp"
 #include "sync/engine_thread.hpp"
+#include "sync/resting_threads.hpp"
 #include "sync/waiter.hpp"
 
 namespace rankwise {
@@ -121,6 +122,7 @@ void Watcher::take_added(std::vector<Peer>& peers) {
 }
 
 void Watcher::watch(const std::weak_ptr<Segment>& watched) {
+    never_runs_the_program();
     std::vector<Peer> peers;
     bool has_doorbell(doorbell_);
     for (;;) {
@@ -181,6 +183,7 @@ void end_with(int pid) {
     if (fd < 0 && errno == ESRCH) kill(getpid(), SIGKILL);
     if (fd < 0) return;
     engine_thread([fd] {
+        never_runs_the_program();
         pollfd launcher{fd, POLLIN, 0};
         while (poll(&launcher, 1, -1) < 0 && errno == EINTR) {
         }

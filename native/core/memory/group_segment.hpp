@@ -73,6 +73,7 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
     std::atomic<uint32_t> detached;                  // its process no longer uses this memory
     std::atomic<uint32_t> message_waits;             // the rank's threads that wait for messages
+    std::atomic<int64_t> vain_since, vain_until;     // ns: its wait in p2p/vain_wait.hpp
     uint32_t process;                 // number of the rank's process (RankRecord), set when the group is created
     std::atomic<QualifiedPid> pid;    // of that process; its number is 0 if it never joined
     std::atomic<uint64_t> calls;      // operations begun so far

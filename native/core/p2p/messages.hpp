@@ -237,7 +237,8 @@ private:
                     bool probes = false);
     template <class Done> void await(int from, int tag, double timeout, Done&& done);
     template <class Done> void check_peers(const Request* request, Done&& done);
-    [[noreturn]] void timed_out(double timeout, const Request* request);
+    bool waits_in_vain(const Request& receive);
+    [[noreturn]] void timed_out(double timeout, const Request* request, const std::string& why);
     static std::string awaited_text(const Request& request);
     // The progress thread shall move what is pending. now: there is something to do at once.
     void go_on_in_background(bool now = false);

@@ -3,6 +3,7 @@
 
 #include "failure/timeout_report.hpp"
 #include "p2p/messages.hpp"
+#include "p2p/vain_wait.hpp"
 
 namespace rankwise {
 
@@ -127,8 +128,16 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     WaitPolicy policy = policy_;
     if (transport_.conditions().oversubscribed) policy.yields = tuning::kYieldsForMessage;
     if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy, poll_once)) return true;
+    // With a limit of its own, the program means to come back.
+    const bool may_be_vain = request && !request->sends_ && !limit && !probes && !is_engine_thread;
+    VainWait vain(own_slot());
     const auto check = [&] {
         check_peers(request, done);
+        // Another rank's long wait is a sign of a deadlock, and cheaper to see than this process's threads.
+        if (may_be_vain && peer != kAny && group_.peers[peer].message_waits.load(std::memory_order_relaxed) &&
+            vain.look(waiter.spent(), [&] { return waits_in_vain(*request); }))
+            if (const std::string found = failures_.certain_deadlock(); !found.empty())
+                timed_out(timeout, request, " can never be complete" + found);
         foreground.publish();
         const auto lock = lock_requests();
         for (const Outgoing& out : outgoing_)  // the receivers may be stopped
@@ -137,8 +146,19 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     };
     PeerSlot& own = own_slot();
     if (waiter.sleep({own.message_notifications, &own.message_sleepers}, try_once, check)) return true;
-    if (!probes) timed_out(timeout, request);
+    if (!probes)
+        timed_out(
+            timeout, request,
+            (request ? " was" : " were") + (" not complete within " + seconds(timeout)) + failures_.deadlock(timeout));
     return false;
+}
+
+// Looks for the message, in vain; and nothing that comes can make this rank send something.
+bool Messages::waits_in_vain(const Request& r) {
+    const auto lock = lock_requests();
+    progress();
+    return !r.complete_ && receives_.size() == 1 && std::ranges::all_of(outgoing_, &Outgoing::idle) &&
+           segment_->record(transport_.members[size_t(rank_)].world_rank).pending_messages.load() == r.reserved_;
 }
 
 // The message that a request sends or waits for.
@@ -153,7 +173,7 @@ std::string Messages::awaited_text(const Request& r) {
     return message_text(r.count_, r.dtype_, r.tag_);
 }
 
-void Messages::timed_out(double timeout, const Request* request) {
+void Messages::timed_out(double timeout, const Request* request, const std::string& why) {
     std::string what = "pending messages";
     std::vector<int> missing;
     if (std::lock_guard lock(mutex_); request) {
@@ -165,9 +185,8 @@ void Messages::timed_out(double timeout, const Request* request) {
     const RankTexts where = failures_.states();
     // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
     const RankTexts stacks = timeout < transport_.ring.timeout ? RankTexts() : failures_.request_stacks(missing);
-    const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + (request ? " was" : " were") +
-                                 " not complete within " + seconds(timeout);
-    throw TimedOut(headline + failures_.deadlock(timeout) + list_states(where), timeout, missing, where,
+    const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + why;
+    throw TimedOut(headline + list_states(where), timeout, missing, where,
                    request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
 }
 

@@ -6,6 +6,7 @@
 #include "base/policy.hpp"
 #include "sync/engine_thread.hpp"
 #include "sync/forks.hpp"
+#include "sync/resting_threads.hpp"
 
 namespace rankwise {
 
@@ -62,6 +63,7 @@ void ProgressThread::dismiss(InBackground& messages) {
 }
 
 void ProgressThread::run() {
+    never_runs_the_program();
     std::unique_lock lock(mutex_);
     while (!ends_) {
         const uint32_t seen = notifications_.load();
