@@ -50,6 +50,10 @@ class OpenCommunicator(Communicator):
 
     # ---- as a part of a larger group ----
 
+    def has_failed(self) -> bool:
+        """Whether the group is known to have failed, or was closed; False where only its calls say so."""
+        return False
+
     def become_part(self) -> None:
         """From now on each operation is a step of one of the larger group, which counts and compares the calls."""
         self.counted = False

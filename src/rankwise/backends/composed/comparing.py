@@ -111,6 +111,9 @@ class ComparingCommunicator(OpenCommunicator):
     def fail(self, how: str) -> None:
         self._fail(PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how))
 
+    def has_failed(self) -> bool:
+        return self._refusal is not None
+
     def become_part(self) -> None:
         super().become_part()
         self.checks = self.settles_timeouts = False
@@ -218,16 +221,17 @@ class ComparingCommunicator(OpenCommunicator):
                 self._inside = False
 
     def _failing(self, error: BaseException) -> None:
-        """A call has raised, so the group may fail. Raises what explains an engine's error."""
+        """A call that has begun is left by an exception, so the group fails. Raises what explains an engine's error."""
         if isinstance(error, self.engine_errors):
             failure = self._explain(error)
             self._fail(failure)
             raise failure from error
-        if isinstance(error, RankwiseError) and not isinstance(error, UnsupportedError):  # which is no failure
-            self._fail(error)
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            # The other ranks must not wait for this one, nor may its next call take what they sent for this one.
+        if not isinstance(error, RankwiseError):
+            # A signal handler's, for example. The other ranks must not wait for this one, nor may its next call take
+            # what they sent for this one.
             self.abort(f"it was interrupted in {self._last_call.operation.name}")
+        elif not isinstance(error, UnsupportedError):  # which is no failure
+            self._fail(error)
 
     def _checked(self, call: Call, payload: int, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """The same, after checking that all ranks call it: with the data in the envelopes, or after them.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,16 +42,17 @@ from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, moves
 from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.hierarchical.part import NoPart, Part
+from rankwise.backends.hierarchical.part import NoPart, Part, PartWords
 from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import join
 from rankwise.contract.communicator import Collectives, bind
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import CollectiveTimeout, PeerLostError, RankwiseError
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
+from rankwise.contract.words import SharedWords
 from rankwise.system import locality
 from rankwise.system.settings import Settings
 
@@ -157,13 +159,16 @@ class HierarchicalCommunicator(ComposedCommunicator):
             self._own_lane = Part(lane, [members[self._number] for members in layout.members], self._explained)
         self.any_source = local.any_source and flat.any_source
         bind(self, local, "allocate", "allocating")
-        bind(self, flat, "words")
-        self._channel = Channel(local, flat, layout, self._message_failed)
+        self._channel = Channel(self._within, self._across, layout, self._message_failed)
         super().__init__(flat.rank, flat.world_size, local.timeout, checks=True)
 
     def _timeout_set(self, timeout: float) -> None:
         for part in self._parts():
             part.timeout = timeout
+
+    def words(self, number: int) -> SharedWords | None:
+        words = self._across.do("words", self._flat.words, number)
+        return None if words is None else PartWords(self._across, words)
 
     # ---- point-to-point ----
 
@@ -405,10 +410,18 @@ class HierarchicalCommunicator(ComposedCommunicator):
         """This rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
         return self._own_lane if carried or self._number == 0 else NoPart()
 
-    def _explained(self, error: RankwiseError, ranks: Sequence[int]) -> RankwiseError:
-        """The group's error for an error of one of its parts, which has these ranks."""
+    def _explained(self, error: RankwiseError, part: Part, message: str) -> RankwiseError:
+        """The group's error for an error of one of its parts: in this rank's collective, or in this other operation.
+
+        An error in another operation fails the group if it has failed the part.
+        """
+        if message:
+            found = of_the_group(error, part.ranks, message)
+            if isinstance(found, PeerLostError) or part.comm.has_failed():
+                self._fail(found)
+            return found
         call, sequence = self._last_call, self._sequence
-        found = of_the_group(error, ranks, call.operation.name, sequence)
+        found = of_the_group(error, part.ranks, call.operation.name, sequence)
         if isinstance(found, CollectiveTimeout):
             found = latest(found, self._flat.explain_timeout(str(call), sequence))
         return found
@@ -482,7 +495,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
             part.fail_as_part(failure)
 
     def _release(self, timeout: float, healthy: bool) -> None:
+        end = time.monotonic() + timeout
         self._carrier.close()
         self._channel.close()
         for part in self._parts():
-            part.close(timeout / 3)
+            part.close(max(0.0, end - time.monotonic()))

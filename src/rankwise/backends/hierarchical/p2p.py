@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 from weakref import ref
 
 from rankwise.backends.composed import communicator as composed
-from rankwise.backends.composed.outer_work import OuterWork
-from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.hierarchical.hosts import Layout
-from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message, Taken, matches, overlap
+from rankwise.backends.hierarchical.part import Part, PartWork
+from rankwise.contract.errors import RankwiseError
+from rankwise.contract.message import ANY, Message, Taken, late, matches, overlap
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work
-
-T = TypeVar("T")
+from rankwise.contract.work import Work, wait_until
 
 SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as they find nothing
 
@@ -33,19 +30,19 @@ class Channel(composed.Channel):
 
     def __init__(
         self,
-        local: Communicator,
-        flat: Communicator,
+        local: Part,
+        flat: Part,
         layout: Layout,
         failed: Callable[[RankwiseError, str], RankwiseError],
     ) -> None:
         """local: this host's ranks. flat: all ranks. failed: fails the group because of an error in this operation, and
-        returns what to raise."""
+        returns what to raise.
+        """
         super().__init__()
         self._local, self._flat, self._layout = local, flat, layout
-        self._host = layout.host[flat.rank]
-        self._members = layout.members[self._host]
+        self._host = layout.host[flat.comm.rank]
         self.failed = failed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an error that `progress` finds fails the group, and with it this channel
         self._deferred: list[DeferredReceive] = []  # in the order posted
         self._local_first = True
         self._prober: threading.Thread | None = None
@@ -53,18 +50,18 @@ class Channel(composed.Channel):
 
     @property
     def timeout(self) -> float:
-        return self._local.timeout
+        return self._local.comm.timeout
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         part, number = self._way(dest)
-        return self._start(part, "send", part.send, ptr, count, dtype, number, tag, keep)
+        return self._start(part, "send", ptr, count, dtype, number, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         with self._lock:
             # A receive waits behind a deferred one that could match the same message.
             if src != ANY and not any(overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
-                return self._start(part, "recv", part.recv, ptr, count, dtype, number, tag, keep)
+                return self._start(part, "recv", ptr, count, dtype, number, tag, keep)
             receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
         self.progress()
@@ -75,46 +72,46 @@ class Channel(composed.Channel):
         while True:
             self.progress()
             with self._lock:
-                found = self._find(src, tag)
+                found = self._find("probe", src, tag)
                 if found is None or self._taker(found) is None:
                     return found
 
     def take(self, src: int, tag: int) -> Taken | None:
         self.progress()
         with self._lock:
-            found = self._find(src, tag)
+            found = self._find("recv", src, tag)
             if found is None or self._taker(found) is not None:
                 return None
             part, number = self._way(found.source)
-            taken = self._begin(part, "recv", part.take, number, found.tag)
+            taken = part.do("recv", part.comm.take, number, found.tag)
             if taken is None:
                 return None
-            work = PartWork(taken.work, self._ranks(part), "recv")
-            return taken._replace(source=found.source, work=work)
+            return taken._replace(source=found.source, work=PartWork(part, "recv", taken.work))
 
     def sync(self) -> None:
         for receive in list(self._deferred):
             receive.wait()
-        self._local.sync()
-        self._flat.sync()
+        for part in (self._local, self._flat):
+            part.do("sync", part.comm.sync)
 
     def progress(self) -> bool:
         """Begin the deferred receives whose messages have arrived. Returns True if all have begun."""
         with self._lock:
             for receive in list(self._deferred):
                 try:
-                    found = self._find(receive.source, receive.tag)
+                    found = self._find("recv", receive.source, receive.tag)
                     taker = None if found is None else self._taker(found)
                     if found is not None and taker is not None:
                         self._deferred.remove(taker)
                         part, number = self._way(found.source)
                         inner = self._start(
-                            part, "recv", part.recv, taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
+                            part, "recv", taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
                         )
                         taker.begin(found.source, found.tag, inner)
                 except RankwiseError as error:
-                    self._deferred.remove(receive)
-                    receive.end(error)
+                    if receive in self._deferred:  # `fail` has not ended it
+                        self._deferred.remove(receive)
+                        receive.end(error)
             return not self._deferred
 
     def fail(self, error: RankwiseError) -> None:
@@ -145,67 +142,31 @@ class Channel(composed.Channel):
             self._prober = None
             return True
 
-    def _find(self, src: int, tag: int) -> Message | None:
-        """The message that a receive would match now."""
+    def _find(self, operation: str, src: int, tag: int) -> Message | None:
+        """The message that a receive would match now. operation: that looks for it, for errors."""
         if src != ANY:
             part, number = self._way(src)
-            return self._numbered(part, part.probe(number, tag))
+            return self._probe(part, operation, number, tag)
         self._local_first = not self._local_first
         parts = (self._local, self._flat) if self._local_first else (self._flat, self._local)
-        for part in parts:
-            found = self._numbered(part, part.probe(ANY, tag))
-            if found is not None:
-                return found
-        return None
+        return next((found for part in parts if (found := self._probe(part, operation, ANY, tag)) is not None), None)
+
+    def _probe(self, part: Part, operation: str, src: int, tag: int) -> Message | None:
+        """The message that `part` finds, with its sender's number in the group."""
+        found = part.do(operation, part.comm.probe, src, tag)
+        return None if found is None else replace(found, source=part.ranks[found.source])
 
     def _taker(self, found: Message) -> DeferredReceive | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
-    def _begin(self, part: Communicator, operation: str, begin: Callable[..., T], *args: Any) -> T:
-        """A call of a part, whose errors have the group's rank numbers."""
-        try:
-            return begin(*args)
-        except RankwiseError as error:
-            found = of_the_group(error, self._ranks(part), operation)
-            raise found from found.__cause__
+    def _start(self, part: Part, operation: str, *args: Any) -> PartWork:
+        return PartWork(part, operation, part.do(operation, getattr(part.comm, operation), *args))
 
-    def _start(self, part: Communicator, operation: str, start: Callable[..., Work[None]], *args: Any) -> PartWork:
-        return PartWork(self._begin(part, operation, start, *args), self._ranks(part), operation)
-
-    def _ranks(self, part: Communicator) -> Sequence[int]:
-        return self._members if part is self._local else range(self._flat.world_size)
-
-    def _way(self, peer: int) -> tuple[Communicator, int]:
-        """The communicator for messages between this rank and another, and the other's number in it."""
+    def _way(self, peer: int) -> tuple[Part, int]:
+        """The part for messages between this rank and another, and the other's number in it."""
         if self._layout.host[peer] == self._host:
             return self._local, self._layout.local(peer)
         return self._flat, peer
-
-    def _numbered(self, part: Communicator, found: Message | None) -> Message | None:
-        """A message that `part` found, with its sender's number in the group."""
-        if found is None or part is self._flat:
-            return found
-        return Message(self._members[found.source], found.tag, found.count, found.dtype)
-
-
-class PartWork(OuterWork):
-    """A Work of a part of the group. ranks: the part's ranks, numbered in the group. operation: for errors."""
-
-    def __init__(self, inner: Work[None], ranks: Sequence[int], operation: str) -> None:
-        super().__init__(inner)
-        self._ranks, self._operation = ranks, operation
-
-    @property
-    def source(self) -> int:
-        """A receive's source, numbered in the group."""
-        return self._ranks[self.inner.source]  # type: ignore[attr-defined]  # see Communicator.recv
-
-    def wait(self, timeout: float | None = None) -> None:
-        try:
-            super().wait(timeout)
-        except RankwiseError as error:
-            found = of_the_group(error, self._ranks, self._operation)
-            raise found from found.__cause__
 
 
 class DeferredReceive(Work[None]):
@@ -231,15 +192,18 @@ class DeferredReceive(Work[None]):
         self._begun.set()
 
     def wait(self, timeout: float | None = None) -> None:
-        start = time.monotonic()
         limit = self._channel.timeout if timeout is None else timeout
+        end = time.monotonic() + limit
         if not self._begun.wait(limit):
-            error = CollectiveTimeout(f"recv was not complete within {limit:.3g} s", limit=limit, operation="recv")
+            error = late("recv", limit, self.source)
             raise error if timeout is not None else self._channel.failed(error, "recv")
         if self._error is not None:
             raise self._error
         assert self._inner is not None
-        self._inner.wait(None if timeout is None else max(0.0, timeout - (time.monotonic() - start)))
+        if timeout is None:
+            self._inner.wait()
+        else:
+            wait_until(end, self._inner, lambda: late("recv", limit, self.source))
 
     def done(self) -> bool:
         return self._begun.is_set() and (self._inner is None or self._inner.done())

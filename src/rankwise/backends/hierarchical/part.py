@@ -1,28 +1,46 @@
-"""The collectives of a part of the group: of this host's members, of a lane, or of all ranks on the engine."""
+"""A part of the group: this host's members, a lane, or all ranks on the engine. Its errors become the group's here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from rankwise.contract.communicator import Collectives, Communicator, complete
+from rankwise.backends.closing import OpenCommunicator
+from rankwise.backends.composed.outer_work import OuterWork
+from rankwise.contract.communicator import Collectives, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import Call
+from rankwise.contract.words import SharedWords
+from rankwise.contract.work import Work
 
-Explain = Callable[[RankwiseError, Sequence[int]], RankwiseError]
+T = TypeVar("T")
 
 
 class Part(Collectives):
-    """A part whose collectives are complete when they return, and whose errors are the group's."""
+    """The collectives of a part, which are complete when they return, and its other operations.
 
-    def __init__(self, comm: Communicator, ranks: Sequence[int], explain: Explain) -> None:
-        """ranks: the part's ranks, numbered in the group. explain: makes the group's error from the part's."""
-        self._collectives, self._ranks, self._explain = complete(comm), ranks, explain
+    comm: the part's communicator. ranks: its ranks, numbered in the group.
+    """
+
+    def __init__(
+        self,
+        comm: OpenCommunicator,
+        ranks: Sequence[int],
+        explain: Callable[[RankwiseError, Part, str], RankwiseError],
+    ) -> None:
+        """explain: makes the group's error from the part's error in an operation, which is "" for a collective."""
+        self.comm, self.ranks = comm, ranks
+        self._collectives, self._explain = complete(comm), explain
 
     def run(self, call: Call) -> None:
+        self.do("", self._collectives.run, call)
+
+    def do(self, operation: str, function: Callable[..., T], *args: object) -> T:
+        """function(*args), which is a step of an operation of the group. All calls of the part pass through here."""
         try:
-            self._collectives.run(call)
+            return function(*args)
         except RankwiseError as error:
-            found = self._explain(error, self._ranks)
+            found = self._explain(error, self, operation)
             raise found from found.__cause__
 
 
@@ -31,3 +49,32 @@ class NoPart(Collectives):
 
     def run(self, call: Call) -> None:
         """Nothing to do: the part's own ranks make the call."""
+
+
+class PartWork(OuterWork):
+    """A message of a part. operation: send or recv."""
+
+    def __init__(self, part: Part, operation: str, inner: Work[None]) -> None:
+        super().__init__(inner)
+        self._part, self._operation = part, operation
+
+    @property
+    def source(self) -> int:
+        """A receive's source, numbered in the group."""
+        return self._part.ranks[self.inner.source]  # type: ignore[attr-defined]  # see Communicator.recv
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._part.do(self._operation, self.inner.wait, timeout)
+
+
+class PartWords(SharedWords):
+    """Integers that a part shares."""
+
+    def __init__(self, part: Part, words: SharedWords) -> None:
+        self._part, self._words = part, words
+
+    def add(self, index: int, n: int) -> int:
+        return self._part.do("add", self._words.add, index, n)
+
+    def swap_if(self, index: int, before: int, after: int) -> bool:
+        return self._part.do("swap_if", self._words.swap_if, index, before, after)
