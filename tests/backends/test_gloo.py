@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rankwise as rw
 from array_level import EVERY_SCENARIO
 from engines import FULL, conforms
 from rankwise import BackendUnavailable, CollectiveTimeout, Group, MismatchError, PeerLostError, RankwiseError
@@ -240,6 +241,28 @@ def test_a_receive_may_be_waited_for_a_while() -> None:
         assert not work.done()
         group.send(np.ones(1), 1, 1)
         assert work.wait().tolist() == [7.0, 7.0]
+
+    run_ranks(body, 2, backend="gloo")
+
+
+def test_pending_sends_share_the_threads_of_their_group() -> None:
+    def body(group: Group) -> None:
+        x = np.arange(5000.0)
+        if group.rank == 0:
+            works = [group.isend(x + number, 1, number) for number in range(50)]
+            assert not any(work.done() for work in works)
+            assert len(own_threads()) < 20
+            group.send(0, 1, 50)
+            while not works[-1].done():  # they may be received in any order
+                time.sleep(0.001)
+            assert not works[0].done()
+            group.send(0, 1, 50)
+            rw.wait_all(works)
+        else:
+            for received in [[49], range(49)]:
+                group.recv((), 0, 50, dtype=int)
+                for number in received:
+                    assert (group.recv(x.shape, 0, number) == x + number).all()
 
     run_ranks(body, 2, backend="gloo")
 

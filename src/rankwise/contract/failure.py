@@ -63,7 +63,7 @@ class Failure:
         at_ranks = {ranks[rank]: at for rank, at in sorted(self.ranks.items())}
         return replace(self, ranks=at_ranks, to_blame=tuple(ranks[rank] for rank in self.to_blame))
 
-    def found_in(self, operation: str, sequence: int) -> Failure:
+    def found_in(self, operation: str, sequence: int = -1) -> Failure:
         """The same failure, found in this operation, with the message that the fields make."""
         found = replace(self, operation=operation, sequence=sequence)
         return replace(found, message=text(found))

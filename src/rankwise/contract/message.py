@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from rankwise.contract.errors import RankwiseError, error_of
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import TIMEOUT
 from rankwise.contract.public import public
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -85,6 +88,12 @@ def overlap(receive: Labelled, source: int, tag: int) -> bool:
     """Whether one message could match both this receive and another one with this source and tag."""
     same_source = receive.source == source or ANY in (receive.source, source)
     return same_source and (receive.tag == tag or ANY in (receive.tag, tag))
+
+
+def late(operation: str, limit: float, peer: int) -> RankwiseError:
+    """The CollectiveTimeout of a message to or from `peer`, perhaps ANY, that took longer than `limit` seconds."""
+    to_blame = () if peer == ANY else (peer,)
+    return error_of(Failure(TIMEOUT, to_blame=to_blame, limit=limit).found_in(operation))
 
 
 class Arrival(Work[None]):

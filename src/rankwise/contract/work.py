@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 
@@ -210,3 +211,13 @@ def _raised_by(wait: Callable[..., object], *timeout: float | None) -> BaseExcep
     except BaseException as error:  # noqa: BLE001 - the caller decides
         return error
     return None
+
+
+def wait_until(end: float, work: Work[T], late: Callable[[], Exception]) -> T:
+    """The rest of a longer wait, until `end` (of time.monotonic). Raises `late()` if the work is pending then."""
+    try:
+        return work.wait(max(0.0, end - time.monotonic()))
+    except CollectiveTimeout:
+        if work.done():  # it has failed
+            raise
+    raise late()

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 from weakref import ref
@@ -19,7 +20,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, matches, overlap
 from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import Work, wait_until
 from rankwise.group.work import wait_or_cancel
 
 T = TypeVar("T")
@@ -224,17 +225,23 @@ class QueuedReceive(Arrival):
             self._fail(error)
             raise
         if not begun:
-            wanted = f"{_shown(self.source)} with {_label(self.tag)}"
-            text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
-            late = CollectiveTimeout(text, limit=limit, operation=self._operation)
             if timeout is not None:
-                raise late
-            self._fail(late)
+                raise self._late(limit)
+            self._fail(self._late(limit))
         if self.taken is not None and self.error is None:
-            self.taken.work.wait(None if timeout is None else max(0.0, end - time.monotonic()))
+            if timeout is None:
+                self.taken.work.wait()
+            else:
+                wait_until(end, self.taken.work, partial(self._late, limit))
             self._deliver(self.taken)
         if self.error is not None:
             raise self.error
+
+    def _late(self, limit: float) -> CollectiveTimeout:
+        wanted = f"{_shown(self.source)} with {_label(self.tag)}"
+        text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
+        missing = () if self.source == ANY else (self.source,)
+        return CollectiveTimeout(text, limit=limit, operation=self._operation, missing=missing)
 
     def cancel(self) -> bool:
         return self._fail(ClosedError(f"{self._operation} was cancelled"))

@@ -16,7 +16,7 @@ from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseErr
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
-from rankwise.contract.work import Pauses, Work
+from rankwise.contract.work import Pauses, Work, wait_until
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -293,12 +293,17 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
         >>> [x.tolist() for x in rw.wait_all(works)]
         [[2, 2], [4, 4]]
     """
-    end = None if timeout is None else time.monotonic() + check_wait(timeout)
+    limit = None if timeout is None else check_wait(timeout)
+    end = time.monotonic() + (limit or 0.0)
     results: list[T] = []
     errors: list[Exception] = []
+
+    def late() -> CollectiveTimeout:
+        return CollectiveTimeout(f"wait_all: an operation was not complete within {limit:g} s", limit=limit or 0.0)
+
     for work in list(works):
         try:
-            results.append(work.wait(None if end is None else max(0.0, end - time.monotonic())))
+            results.append(work.wait() if limit is None else wait_until(end, work, late))
         except Exception as error:  # noqa: BLE001 - raised below, when the others are complete
             errors.append(error)
     if errors:

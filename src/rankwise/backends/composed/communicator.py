@@ -9,7 +9,6 @@ here of moves and the native kernels, with operands in rank order, so that every
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,11 +23,11 @@ from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, sizes
 from rankwise.contract import measuring
-from rankwise.contract.errors import RankwiseError, UnsupportedError
+from rankwise.contract.errors import CollectiveTimeout, RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Work
+from rankwise.contract.work import Work, wait_until
 
 ROOM = 1 << 20  # bytes of scratch memory that are kept at most
 
@@ -62,7 +61,7 @@ class Channel(ABC):
     def flush(self, end: float) -> None:
         """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
         for work in list(self.pending.values()):
-            work.wait(max(0.0, end - time.monotonic()))
+            wait_until(end, work, partial(CollectiveTimeout, "messages that were not received in time are dropped"))
 
 
 class ComposedCommunicator(ComparingCommunicator):

@@ -110,9 +110,9 @@ class GlooCommunicator(ComposedCommunicator):
                 raise peers.failure from None
             text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
-        self._known = GroupStore(store, rank, identities)
+        self._known = GroupStore(store, rank, identities, timeout)
         self._record, self._agreements = FailureRecord(self._known), Agreements(self._known)
-        self._channel = Channel(self._transport, self._message_failed)
+        self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
         bind(self, self._channel, "await_arrival", "left")
         super().__init__(rank, world_size, timeout, checks=checks)
 
@@ -121,7 +121,7 @@ class GlooCommunicator(ComposedCommunicator):
 
     def words(self, number: int) -> SharedWords:
         self._words += 1
-        return StoreWords(self._store.under(f"words {self._words}"), number)
+        return StoreWords(self._known, f"words {self._words}", number, self._message_failed)
 
     # ---- point-to-point ----
 
@@ -286,7 +286,6 @@ class GlooCommunicator(ComposedCommunicator):
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
         self._record.record(error)
         self._channel.fail(error)
-        self._transport.disconnect()
 
     def _release(self, timeout: float, healthy: bool) -> None:
         end = time.monotonic() + timeout
@@ -294,12 +293,11 @@ class GlooCommunicator(ComposedCommunicator):
             if healthy:
                 self._channel.flush(end)
             self._known.leave()
-            if healthy and self._serves and self._rank == 0:
-                self._known.wait_for_leaving(end)
         finally:
-            if not self._channel.idle:
-                self._transport.disconnect()  # wakes the threads that wait in gloo
-            self._channel.close(timeout)
-            self._known.close()
+            self._channel.close(max(0.0, end - time.monotonic()))
             self._transport.close()
             self._envelopes = None
+            # The others, whose connections to this rank have ended now, ask the store whether it has left.
+            if healthy and self._serves and self._rank == 0:
+                self._known.wait_for_leaving(end)
+            self._known.close()

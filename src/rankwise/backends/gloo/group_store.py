@@ -14,21 +14,21 @@ from rankwise.system.process_identity import ProcessIdentity
 T = TypeVar("T")
 
 POLL = 0.002  # seconds between two requests for what is not there yet
-LIMIT = 2.0  # seconds that a request may take
+LIMIT = 2.0  # seconds that a request may take with which ranks find out why their group failed, and how to go on
 
 
 class GroupStore(TorchStore):
     """The part of the job's store that one group uses.
 
-    torch's clients wait for ever if the network to the store's host fails. Here a request that takes longer than LIMIT,
-    and all later ones, raise ConnectionError.
+    torch's clients wait for ever if the network to the store's host fails. Here a request that takes too long, and all
+    later ones, raise ConnectionError.
     """
 
-    def __init__(self, store: TorchStore, rank: int, identities: Sequence[ProcessIdentity]) -> None:
-        """identities: of the ranks' processes, by rank."""
+    def __init__(self, store: TorchStore, rank: int, identities: Sequence[ProcessIdentity], patience: float) -> None:
+        """identities: of the ranks' processes, by rank. patience: seconds that a program's request may take."""
         super().__init__(store.connection, store.prefix)
         self.rank, self.world_size = rank, len(identities)
-        self._identities = identities
+        self._identities, self.patience = identities, patience
         self._lost: dict[int, str] = {}
         self._queue = WorkQueue("rankwise store")
         self._answers = True
@@ -50,6 +50,13 @@ class GroupStore(TorchStore):
             elif self.check([f"gone/{rank}"]):
                 self._lost[rank] = "ended"
         return dict(sorted(self._lost.items()))
+
+    def has_left(self, rank: int) -> bool:
+        """Whether this rank is known to have closed the group."""
+        try:
+            return self.check([f"left/{rank}"])
+        except ConnectionError:
+            return False
 
     def leave_out(self, rank: int) -> None:
         """The others have agreed to go on without this rank."""
@@ -74,15 +81,19 @@ class GroupStore(TorchStore):
     def close(self) -> None:
         self._queue.close()
 
-    def _ask(self, request: Callable[[Any], T]) -> T:
+    def ask(self, request: Callable[[Any], T], limit: float) -> T:
+        """What `request` returns for torch's store. Raises ConnectionError after `limit` seconds."""
         if not self._answers:
             raise ConnectionError("the store does not answer")
         answer: list[T] = []
         ask = super()._ask
         task = self._queue.put(lambda: answer.append(ask(request)))
-        if not task.until_over(LIMIT):
+        if not task.until_over(limit):
             self._answers = False
             self._queue.close()
             raise ConnectionError("the store does not answer")
         task.wait()
         return answer[0]
+
+    def _ask(self, request: Callable[[Any], T]) -> T:
+        return self.ask(request, LIMIT)

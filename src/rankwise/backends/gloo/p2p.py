@@ -2,8 +2,9 @@
 
 gloo has neither a probe nor a receive with any tag, and it ends a process that receives more than it expects. So a
 message is announced by an *envelope* of a fixed size, which holds small data as well (eager); large data follows on a
-tag of its own once a receive has matched the envelope (rendezvous). For each peer that this rank receives from, a
-thread takes the envelopes and matches them with the receives. It starts with the first receive.
+tag of its own once a receive has matched the envelope (rendezvous), of which the receiver sends the sender a notice.
+For each peer that this rank receives from, or sends large data to, a thread takes the envelopes and notices. It starts
+with the first such message.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.backends.gloo.transport import Transport
+from rankwise.backends.gloo.transport import Transport, timed_out
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.message import ANY, Message, Taken, late
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
+
+MATCHED = -1
+"""In place of a dtype: this is a notice that a receive has matched the message `number`."""
 
 HEADER = np.dtype([("tag", np.int64), ("count", np.int64), ("dtype", np.int64), ("number", np.int64)])
 """An envelope's header: the message's tag, count and dtype, and how many its sender sent to this rank before."""
@@ -55,16 +59,25 @@ class Envelope:
 class Channel(composed.Channel):
     """The messages of one rank of a gloo group. Any thread may call."""
 
-    def __init__(self, transport: Transport, failed: Callable[[Exception, str], RankwiseError]) -> None:
-        """failed: fails the group because of an error in this operation, and returns what to raise."""
+    def __init__(
+        self,
+        transport: Transport,
+        failed: Callable[[Exception, str], RankwiseError],
+        has_left: Callable[[int], bool],
+    ) -> None:
+        """failed: fails the group because of an error in this operation, and returns what to raise. has_left: whether a
+        peer, whose connection has ended, had closed the group.
+        """
         super().__init__()
         self.transport = transport
-        self.failed = failed
+        self.failed, self._has_left = failed, has_left
         self._rank = transport.rank
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[Receive, Envelope] = Matching()
         self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
+        self.transfers = WorkQueue("rankwise gloo transfers")  # waits for data that gloo is moving
+        self._unmatched: dict[tuple[int, int], Transfer] = {}  # sends of large data, by target and number
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
         self._listeners: dict[int, threading.Thread] = {}  # by peer
@@ -77,24 +90,31 @@ class Channel(composed.Channel):
         eager = size <= tuning.GLOO_EAGER
         if dest == self._rank:
             return self._send_to_self(ptr, count, dtype, tag, eager, keep)
-        memory = np.empty(HEADER.itemsize + (size if eager else 0), np.uint8)
+        if not eager:
+            self.listen(dest)
         with self._lock:  # envelopes leave in the order of their numbers
             number = self._sent[dest]
             self._sent[dest] += 1
-            memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number)
-            if eager:
-                ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
+            memory = _header(tag, count, dtype, number, size if eager else 0)
             try:
-                envelope = self.transport.send(address(memory), memory.nbytes, dest, ENVELOPE_TAG)
-                data = None if eager else self.transport.send(ptr, size, dest, _data_tag(number))
-                self._outgoing.put(partial(_release_sent, self.transport, envelope, memory))
-                return Completed() if eager else Transfer(self, "send", data, keep)
+                if eager:
+                    ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
+                    self._post(dest, memory)
+                    return Completed()
+                data = self.transport.send(ptr, size, dest, _data_tag(number))
+                self._post(dest, memory)
+                sending = self._unmatched[dest, number] = Transfer(self, "send", dest, keep, data)
+                return sending
             except RuntimeError as error:
                 failure: Exception = error
             except BaseException:  # a signal handler's
                 self._lost.append((memory, keep))
                 raise
         raise self.failed(failure, "send") from failure
+
+    def _post(self, peer: int, envelope: np.ndarray[Any, Any]) -> None:
+        sent = self.transport.send(address(envelope), envelope.nbytes, peer, ENVELOPE_TAG)
+        self._outgoing.put(partial(_release_sent, self.transport, sent, envelope))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Receive:
         receive = Receive(self, ptr, count, dtype, src, tag, keep)
@@ -146,22 +166,28 @@ class Channel(composed.Channel):
     @property
     def idle(self) -> bool:
         """Whether no thread is waiting in gloo for one of this channel's messages."""
-        return not (self.pending or self._listeners) and self._outgoing.drain(0.0)
+        return not (self.pending or self._listeners) and self._outgoing.drain(0.0) and self.transfers.drain(0.0)
 
     def fail(self, error: RankwiseError) -> None:
-        """The group has failed: every receive that waits for its message raises this error."""
+        """The group has failed: its connections end, and every message that waits for its match raises this error."""
         with self._lock:
             self._failure = error
-            waiting, self._matching.receives = self._matching.receives, []
-        for receive in waiting:
-            receive.end(error)
+            waiting = [*self._matching.receives, *self._unmatched.values()]
+            self._matching.receives.clear()
+            self._unmatched.clear()
+        self.transport.disconnect()
+        for message in waiting:
+            message.end(error)
 
     def close(self, timeout: float) -> None:
-        """End the threads. The connections have ended by then, so that no thread waits for a message."""
+        """End the connections, if threads of this channel wait in gloo, and the threads."""
         self._closed = True
         end = time.monotonic() + timeout
-        self._outgoing.drain(timeout)
-        self._outgoing.close()
+        if not self.idle:
+            self.transport.disconnect()
+        for queue in (self._outgoing, self.transfers):
+            queue.drain(max(0.0, end - time.monotonic()))
+            queue.close()
         for listener in self._listeners.values():
             listener.join(max(0.0, end - time.monotonic()))
 
@@ -185,6 +211,12 @@ class Channel(composed.Channel):
     def receive_envelope(self, peer: int, memory: np.ndarray[Any, Any]) -> None:
         """`memory` holds an envelope that has arrived from this peer."""
         tag, count, code, number = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
+        if code == MATCHED:
+            with self._lock:
+                sending = self._unmatched.pop((peer, number), None)
+            if sending is not None:
+                sending.follow()
+            return
         eager = count * ITEMSIZE[code] <= tuning.GLOO_EAGER
         data = address(memory) + HEADER.itemsize if eager else 0
         self._arrive(Envelope(peer, tag, count, DType(code), number, data, memory))
@@ -213,12 +245,13 @@ class Channel(composed.Channel):
             return
         try:
             receive.follow(self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
+            self._post(envelope.source, _header(0, 0, MATCHED, envelope.number))
         except RuntimeError as error:
             receive.end(self.failed(error, "recv"))
 
     def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool, keep: object) -> Work[None]:
         if not eager:
-            sending = Transfer(self, "send", None, keep)
+            sending = Transfer(self, "send", self._rank, keep)
             self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
             return sending
         memory = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
@@ -231,7 +264,7 @@ class Channel(composed.Channel):
             self._left[peer] = error
             ended = self._closed or self._failure is not None
             wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)
-        if wanted and not ended:
+        if not ended and (wanted or not self._has_left(peer)):
             self.failed(error, "recv")  # which calls `fail`
 
     def _out_of_reach(self, src: int) -> Exception | None:
@@ -266,12 +299,12 @@ class Transfer(Work[None]):
     """One side of a message. It first waits for its match, if necessary, and then for gloo to move the data.
 
     gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a wait with a
-    limit of its own, and `done`, leave gloo's wait to a thread.
+    limit of its own, and `done`, leave gloo's wait to the channel's thread, once the message has been matched.
     """
 
-    def __init__(self, channel: Channel, operation: str, data: Any, keep: object) -> None:
-        """data: torch's Work, or None if `follow` passes it later. keep: what owns the memory."""
-        self.operation = operation
+    def __init__(self, channel: Channel, operation: str, peer: int, keep: object, data: Any = None) -> None:
+        """peer: perhaps ANY. data: torch's Work, or None if `follow` passes it later. keep: what owns the memory."""
+        self.operation, self.source = operation, peer
         self._keep = keep
         self._channel = channel
         self._data = data
@@ -279,14 +312,12 @@ class Transfer(Work[None]):
         self._matched = threading.Event()
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._waiter: threading.Thread | None = None
-        if data is not None:
-            self._matched.set()
+        self._awaited = False  # by the channel's thread
         channel.begun(self)
 
-    def follow(self, data: Any) -> None:
-        """gloo moves the data now; `data` is torch's Work."""
-        self._data = data
+    def follow(self, data: Any = None) -> None:
+        """It has been matched, and gloo moves the data now. data: as above."""
+        self._data = self._data or data
         self._matched.set()
 
     def end(self, error: RankwiseError | None = None) -> None:
@@ -298,41 +329,37 @@ class Transfer(Work[None]):
         self._channel.over(self)
 
     def wait(self, timeout: float | None = None) -> None:
-        start = time.monotonic()
         limit = self._channel.transport.timeout if timeout is None else timeout
-        complete = self._matched.wait(limit)
+        end = time.monotonic() + limit
+        complete = (timeout is None and self._data is not None) or self._matched.wait(limit)
         if complete and timeout is None:
             self._complete()
         elif complete:
-            self._complete_in_background()
-            complete = self._over.wait(max(0.0, limit - (time.monotonic() - start)))
+            self.done()
+            complete = self._over.wait(max(0.0, end - time.monotonic()))
         if not complete:
-            text = f"{self.operation} was not complete within {limit:.3g} s"
-            if timeout is None:
-                raise self._channel.failed(TimeoutError(text), self.operation)
-            raise CollectiveTimeout(text, limit=limit, operation=self.operation)
+            error = late(self.operation, limit, self.source)
+            raise error if timeout is not None else self._channel.failed(error, self.operation)
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        if self._matched.is_set():
-            self._complete_in_background()
+        if self._matched.is_set() and not self._over.is_set() and not self._awaited:
+            self._awaited = True
+            self._channel.transfers.put(self._complete)
         return self._over.is_set()
-
-    def _complete_in_background(self) -> None:
-        if self._waiter is None and not self._over.is_set():
-            self._waiter = threading.Thread(target=self._complete, name=f"rankwise gloo {self.operation}", daemon=True)
-            self._waiter.start()
 
     def _complete(self) -> None:
         """Wait for the data. An error fails the group and is kept."""
         with self._lock:
             if self._over.is_set():
                 return
+            limit = self._channel.transport.timeout
             try:
-                self._channel.transport.wait(self._data, self._channel.transport.timeout)
+                self._channel.transport.wait(self._data, limit)
             except RuntimeError as error:
-                self.end(self._channel.failed(error, self.operation))
+                why = late(self.operation, limit, self.source) if timed_out(error) else error
+                self.end(self._channel.failed(why, self.operation))
             else:
                 self.end()
 
@@ -343,15 +370,21 @@ class Receive(Transfer):
     def __init__(
         self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int, keep: object
     ) -> None:
-        super().__init__(channel, "recv", None, keep)
-        self.ptr, self.count, self.dtype = ptr, count, dtype
-        self.source, self.tag = source, tag
+        super().__init__(channel, "recv", source, keep)
+        self.ptr, self.count, self.dtype, self.tag = ptr, count, dtype, tag
 
 
 def _release_sent(transport: Transport, work: Any, memory: object) -> None:
     """Wait until an envelope has been sent. work: torch's Work, which reads `memory`."""
     with suppress(RuntimeError):  # the group has failed or is closed, which its next operation reports
         transport.wait(work)
+
+
+def _header(tag: int, count: int, dtype: int, number: int, room: int = 0) -> np.ndarray[Any, Any]:
+    """An envelope with room for so many bytes of data."""
+    memory = np.empty(HEADER.itemsize + room, np.uint8)
+    memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number)
+    return memory
 
 
 def _data_tag(number: int) -> int:

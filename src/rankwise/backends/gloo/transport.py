@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise._native import address
+from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.contract.types import DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ STANDING_TAG = 2**31 - 3
 EXCHANGE_TAG = 2**31 - 2
 NEVER_TAG = 2**31 - 1  # no transfer uses it
 
-_FOREVER = timedelta(days=1)
+_FOREVER = timedelta(seconds=LONGEST_TIMEOUT)  # gloo ends all connections after it
 _WRITE = 0x200  # PyBUF_WRITE
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype = ctypes.py_object
@@ -143,6 +144,10 @@ class Transport:
 
     def close(self) -> None:
         self._group = _CLOSED
+
+
+def timed_out(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or "imed out" in str(error)
 
 
 class _Closed:

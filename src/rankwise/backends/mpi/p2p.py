@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.errors import RankwiseError
+from rankwise.contract.message import ANY, Message, Taken, late
 from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
 from rankwise.contract.work import Work
 
@@ -232,8 +232,7 @@ class Request(Work[None]):
         while not self._poll(BURST):
             now = time.monotonic()
             if now - start > limit:
-                text = f"{self._operation} was not complete within {limit:.3g} s"
-                error = CollectiveTimeout(text, limit=limit, operation=self._operation)
+                error = late(self._operation, limit, self.source)
                 raise error if timeout is not None else self._channel.failed(error, self._where)
             if now - start < YIELDS:
                 os.sched_yield()
