@@ -21,14 +21,18 @@ def of_the_group(error: RankwiseError, ranks: Sequence[int], operation: str, seq
 
     Its cause is the error of the part, unless another rank passed the reason on.
     """
-    failure = error.failure
+    failure, reason = error.failure, passed_on(error)
     if failure.kind == ERROR:
         return error
-    passed_on = failure.kind == LOST and failure.how.startswith("{")
-    failure = Failure.from_json(failure.how) if passed_on else failure.renumbered(ranks)
-    found = error_of(failure.found_in(operation, sequence))
-    found.__cause__ = None if passed_on else error
+    found = error_of((reason or failure.renumbered(ranks)).found_in(operation, sequence))
+    found.__cause__ = error if reason is None else None
     return found
+
+
+def passed_on(error: RankwiseError) -> Failure | None:
+    """The failure of the group that another rank passed on."""
+    failure = error.failure
+    return Failure.from_json(failure.how) if failure.kind == LOST and failure.how.startswith("{") else None
 
 
 def latest(late: CollectiveTimeout, of_all: RankwiseError | None) -> RankwiseError:

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
-from rankwise.backends.composed.part_errors import of_the_group
+from rankwise.backends.composed.part_errors import of_the_group, passed_on
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.job import Job
-from rankwise.meeting.gathering import GRACE, failed, follow, lead, met, opened, ranks_late
+from rankwise.meeting.gathering import failed, follow, lead, met, opened, ranks_late
 from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 from rankwise.system.own_address import own_address
@@ -35,6 +35,7 @@ from rankwise.system.settings import Settings
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
+HOST_GRACE = 10.0  # seconds for which the ranks of a host wait longer than their leader, who says what is wrong
 ATTEMPT = 0.1  # seconds of the first attempt to connect to the store; each further one takes twice as long
 
 
@@ -107,7 +108,9 @@ class Meeting:
 
     def _leave(self, error: BaseException | None) -> None:
         if self._host is not None:
-            if error is not None:  # the other ranks of this host must not wait for this one
+            if isinstance(error, RankwiseError) and error.failure.to_blame:  # in the job's numbers
+                self._host.fail_as_part(error.failure)
+            elif error is not None:  # the other ranks of this host must not wait for this one
                 self._host.abort(f"it could not open the group: {error}")
             self._host.close()
 
@@ -151,7 +154,7 @@ def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicato
     name = f"{job.id or job.launcher} gloo {segment} {'' if job.node is None else job.node}"
     meeting = replace(job, rank=number, world_size=size, segment_fd=None, id=name)
     try:
-        comm = rendezvous.meet(meeting, timeout).join(number, timeout + 2 * GRACE, True)
+        comm = rendezvous.meet(meeting, timeout).join(number, timeout + HOST_GRACE, True)
     except RankwiseError as error:
         _fail(error, job, range(size) if size == job.world_size else ())
     return EngineCommunicator(comm, "shm")
@@ -159,10 +162,12 @@ def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicato
 
 def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
     """Raise an error of the ranks of this host. ranks: their numbers in the job, or () if they are not known yet."""
-    if list(ranks) == list(range(job.world_size)):
+    reason = passed_on(error)
+    if reason is None and list(ranks) == list(range(job.world_size)):
         raise error
-    if ranks:
-        raise of_the_group(error, ranks, "init") from error
+    if ranks or reason is not None:
+        found = of_the_group(error, ranks, "init")
+        raise found from found.__cause__
     why = f"init: the {job.local_world_size} ranks of rank {job.rank}'s host, numbered from 0, could not meet: {error}"
     raise error_of(replace(error.failure, message=why, operation="init", ranks={}, to_blame=())) from error
 
@@ -193,20 +198,23 @@ def _reached(master: tuple[str, int], timeout: float, serves: bool) -> TCPStore:
     """A connection to the store, which may not have started yet."""
     from torch._C._distributed_c10d import TCPStore
 
-    limit = timedelta(seconds=timeout)
     try:
-        return TCPStore(*master, None, serves, limit, wait_for_workers=False, multi_tenant=True)
-    except RuntimeError as error:
+        if serves:
+            limit = timedelta(seconds=timeout)
+            return TCPStore(*master, None, True, limit, wait_for_workers=False, multi_tenant=True)
+        return _known(master, timeout, started=False)
+    except (ConnectionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         where = f"{master[0]}:{master[1]}, which MASTER_ADDR and MASTER_PORT name"
         raise ranks_late(timeout)([0], f"its store at {where}, could not be reached: {reason}") from error
 
 
-def _known(address: tuple[str, int], timeout: float) -> TCPStore:
-    """A connection to the store, which has started. ConnectionError if its process has ended, or ends meanwhile.
+def _known(address: tuple[str, int], timeout: float, *, started: bool = True) -> TCPStore:
+    """A connection to the store. If it has started: ConnectionError once its process has ended.
 
-    Once the process has ended, a plain connection fails at once, while torch's client would try until its timeout. So
-    there is a plain connection before each attempt of that client, and the attempts are short at first.
+    Where no process listens, a plain connection fails at once, while torch's client would try until its timeout, and
+    then for as long again. So there is a plain connection before each attempt of that client, and the first attempts
+    are short.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -217,9 +225,10 @@ def _known(address: tuple[str, int], timeout: float) -> TCPStore:
             limit = timedelta(seconds=min(attempt, max(ATTEMPT, end - time.monotonic())))
             store = TCPStore(*address, None, False, limit, wait_for_workers=False, multi_tenant=True)
         except (OSError, RuntimeError) as error:
-            if isinstance(error, OSError) or time.monotonic() > end:
+            if (started and isinstance(error, OSError)) or time.monotonic() > end:
                 raise ConnectionError(f"the store at {address[0]}:{address[1]} cannot be reached: {error}") from error
             attempt *= 2
+            time.sleep(ATTEMPT)
         else:
             store.set_timeout(timedelta(seconds=timeout))
             return store
