@@ -180,6 +180,9 @@ for name in ("nested_splits", "negative_color_takes_no_part", "large_colors", "e
              "large_both_ways", "many_pending_works", "nan_propagates", "integers_wrap", "refused_arguments",
              "one_rank_has_it_all", "closed_groups_raise"):
     SCENARIOS[name](group)
+with group.dup() as part:
+    sending = part.isend(7, part.rank, tag=50_000)
+    assert part.recv((), part.rank, tag=50_000, dtype=int) == 7
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()  # the program's own, and still there when the group is closed
 group.close()

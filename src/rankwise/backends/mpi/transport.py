@@ -36,7 +36,8 @@ class Transport:
         self._wides: dict[int, Any] = {}
         self.counts_ints = MPI.VERSION < 4
         self.most = (1 << 31) - 1 if self.counts_ints else 1 << 62
-        self.most_tags = (int(comm.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
+        # Open MPI's other communicators do not have this attribute.
+        self.most_tags = (int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // TAGS_PER_TAG
 
     # ---- memory, as MPI describes it ----
 
