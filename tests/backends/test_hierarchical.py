@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,26 @@ def test_a_failed_message_names_the_rank_of_the_group() -> None:
     rank, text = run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60)[2]
     assert rank == 3
     assert re.fullmatch(r"rank 3 \(pid \d+ on .*\) was lost in recv: aborted the group: had enough", text)
+
+
+def test_messages_to_all_parts_have_the_whole_time_of_close() -> None:
+    def body(group: Group) -> None:
+        given: list[float] = []
+
+        def close(close_part: Callable[[float], None], seconds: float = 1.0) -> None:
+            given.append(seconds)
+            close_part(seconds)
+
+        dup = group.dup()
+        part = dup.comm
+        assert isinstance(part, HierarchicalCommunicator)
+        for each in part._parts():
+            each.close = partial(close, each.close)  # type: ignore[method-assign]
+        part.close(60)
+        assert len(given) == (3 if part._lane else 2)
+        assert min(given) > 30
+
+    run_ranks(body, 3, backend=opener([0, 0, 1]))
 
 
 def own_threads() -> list[str]:
