@@ -346,9 +346,9 @@ class Sharing(GroupBase):
     def counter(self) -> Counter:
         """A new counter, which all ranks of the group share; it begins at 0.
 
-        Within a host it is one word of shared memory. Between hosts it is MPI's Fetch_and_op, or gloo's store: there its
-        users, and those of a lock, raise PeerLostError if the store cannot be reached, at the latest after the timeout
-        that the group was made with.
+        Within a host it is one word of shared memory. Between hosts it is MPI's Fetch_and_op, or gloo's store. If that
+        cannot be reached, counters and locks raise PeerLostError, at the latest after the timeout that the group was
+        made with.
 
         Raises:
             UnsupportedError: the ranks are on several hosts, and the backend has no such operation.
