@@ -11,7 +11,7 @@ PART ?=
 ARGS ?=
 
 PIP := -m pip install --quiet --disable-pip-version-check
-SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*' -not -path 'native/tests/*') \
+SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := $(shell find native examples -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h')
 TIDY_OPTIONS := -DRANKWISE_POISON=1 -DRANKWISE_NO_SITES -I. -Inative -Inative/core -Inative/include -pthread
@@ -112,13 +112,22 @@ $(ENV)/.made:
 
 $(ENV)/.demo: $(ENV)/.made $(SOURCES)
 	@echo "== Building rankwise and installing it in $(ENV) with what the example needs: a few minutes"
-	@$(ENV)/bin/python $(PIP) ".[examples]"
+	@$(ENV)/bin/python $(PIP) -C build-dir=build/native ".[examples]"
 	@touch $@
 
-$(ENV)/.test: $(ENV)/.made $(SOURCES)
-	@echo "== Building rankwise and installing it in $(ENV) with what the tests need: a few minutes"
-	@$(ENV)/bin/python $(PIP) ".[examples,test]" $(TORCH)
+# The native tests are built with the wheel, from the same objects, while torch is fetched.
+$(ENV)/.built: $(ENV)/.made $(SOURCES)
+	@echo "== Building rankwise and its native tests, and installing it in $(ENV): a few minutes"
+	@$(ENV)/bin/python $(PIP) -C build-dir=build/native -C cmake.define.RANKWISE_TESTS=ON ".[examples]"
 	@touch $(ENV)/.demo $@
+
+$(ENV)/.torch: $(ENV)/.made
+	@$(ENV)/bin/python $(PIP) $(TORCH)
+	@touch $@
+
+$(ENV)/.test: $(ENV)/.built $(ENV)/.torch
+	@$(ENV)/bin/python $(PIP) "rankwise[test]"
+	@touch $@
 
 $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja
@@ -129,7 +138,7 @@ $(ENV)/.poison: $(ENV)/.native $(ENV)/.test
 	@touch $@
 
 $(ENV)/.nccl: $(ENV)/.test
-	@$(ENV)/bin/python $(PIP) ".[nccl]" $(TORCH)
+	@$(ENV)/bin/python $(PIP) "rankwise[nccl]" $(TORCH)
 	@touch $@
 
 $(ENV)/.docs: docs/requirements.txt $(ENV)/.test
@@ -137,7 +146,7 @@ $(ENV)/.docs: docs/requirements.txt $(ENV)/.test
 	@touch $@
 
 # One process can hold one MPI, so each has an environment, which sees what is in $(ENV) as well.
-build/mpi/%/.made: | $(ENV)/.test
+build/mpi/%/.made: | $(ENV)/.made
 	@echo "== mpi4py and $* in build/mpi/$*"
 	@PYTHON=$(ENV)/bin/python ./prepare.sh environment build/mpi/$*
 	@build/mpi/$*/bin/python $(PIP) "mpi4py>=4" $*

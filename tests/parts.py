@@ -41,7 +41,6 @@ class Part:
 
 
 BUILDS = {
-    "native": "",
     "tsan": "-DRANKWISE_SANITIZE=thread",
     "asan": "-DRANKWISE_SANITIZE=address",
     "poison": "-DRANKWISE_POISON=ON -DRANKWISE_PYTHON=ON -DPython_EXECUTABLE={bin}/python",
@@ -76,7 +75,7 @@ def model(what: str, option: str) -> str:
 
 PARTS = {
     # ---- make test ----
-    "native": Part("the core", (native("native"),), (".native",), ("native",)),
+    "native": Part("the core", (native("native"),), (".native", ".test")),
     "model": Part(
         "every state of the models of the protocols, with spin", (model("the models of the protocols", ""),), ()
     ),
@@ -133,7 +132,6 @@ PARTS = {
             f"RANKWISE_FAULTS=full {PYTEST} -q tests/faults {{args}}",
         ),
         (".test", ".native"),
-        ("native",),
     ),
     "clients": Part(
         "programs of accelerate, Lightning, Ray and others, on gloo and on rankwise: 8 minutes; ARGS='--clients ray'",
@@ -159,7 +157,7 @@ PARTS = {
         "the tests that a change adds or edits, 50 times beside busy loops; ARGS='--base REV' names what it changes",
         ("{bin}/python tests/steady.py {args}",),
         (".test", ".native", *MPIS),
-        ("native", "tsan"),
+        ("tsan",),
     ),
     "torch-versions": Part(
         "the torch front-end on several versions of torch, with a table of results; ARGS='2.13.0 newest'",
@@ -253,7 +251,7 @@ def prepare(parts: list[Part], env: str) -> bool:
     builds = {build: None for part in parts for build in part.builds}
     first = [f"PYTHON={bin_of(env)}/python ./prepare.sh tests"]
     first += [f"make --no-print-directory {env}/.native"] if builds else []
-    made = [f"make --no-print-directory {shlex.join(needs)}"] if needs else []
+    made = [f"make --no-print-directory --jobs 3 {shlex.join(needs)}"] if needs else []
     built = list[str]()
     for build in builds:
         options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF {BUILDS[build].format(bin=bin_of(env))}"

@@ -76,12 +76,12 @@ def test_arguments_are_for_one_part(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 def test_what_several_parts_need_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = list[str]()
     monkeypatch.setattr(parts, "run", lambda command: commands.append(command) is None)
-    assert parts.prepare([parts.PARTS[name] for name in ("python", "faults", "native")], "build/env")
+    assert parts.prepare([parts.PARTS[name] for name in ("python", "faults", "races")], "build/env")
     assert commands[1] == "make --no-print-directory build/env/.native"
-    made = "make --no-print-directory build/env/.test build/mpi/mpich/.made build/env/.native"
+    made = "make --no-print-directory --jobs 3 build/env/.test build/mpi/mpich/.made build/env/.native"
     assert commands.count(made) == 1
     built = [command.split(" -B ")[1].split()[0] for command in commands if " -B " in command]
-    assert built == ["build/native"]
+    assert built == ["build/tsan"]
 
 
 def test_every_command_can_be_formatted_and_is_right_for_the_shell() -> None:
