@@ -10,7 +10,10 @@ TORCH := torch==2.13.0
 PART ?=
 ARGS ?=
 
-PIP := -m pip install --quiet --disable-pip-version-check
+QUIETLY := --quiet --disable-pip-version-check
+PIP := -m pip install $(QUIETLY)
+BUILD := -C build-dir=build/native
+PACKAGES := $(shell sed -nE 's/^(examples|test) = \[(.*)\]$$/\2/p' pyproject.toml | sed 's/", "/" "/g')
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE
 CPP := $(shell find native examples -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h')
@@ -112,22 +115,23 @@ $(ENV)/.made:
 
 $(ENV)/.demo: $(ENV)/.made $(SOURCES)
 	@echo "== Building rankwise and installing it in $(ENV) with what the example needs: a few minutes"
-	@$(ENV)/bin/python $(PIP) -C build-dir=build/native ".[examples]"
+	@$(ENV)/bin/python $(PIP) $(BUILD) ".[examples]"
 	@touch $@
 
-# The native tests are built with the wheel, from the same objects, while torch is fetched.
-$(ENV)/.built: $(ENV)/.made $(SOURCES)
-	@echo "== Building rankwise and its native tests, and installing it in $(ENV): a few minutes"
-	@$(ENV)/bin/python $(PIP) -C build-dir=build/native -C cmake.define.RANKWISE_TESTS=ON ".[examples]"
+# While the packages are fetched that tests need, the wheel is built, and the native tests from the same objects.
+$(ENV)/.packages: $(ENV)/.made pyproject.toml
+	@$(ENV)/bin/python $(PIP) $(TORCH) $(PACKAGES)
+	@touch $@
+
+$(ENV)/.wheel: $(ENV)/.made $(SOURCES)
+	@echo "== Building rankwise and its native tests, to install it in $(ENV): a few minutes"
+	@rm -f build/native/*.whl
+	@$(ENV)/bin/python -m pip wheel $(QUIETLY) --no-deps --wheel-dir build/native $(BUILD) -C cmake.define.RANKWISE_TESTS=ON .
+	@touch $@
+
+$(ENV)/.test: $(ENV)/.packages $(ENV)/.wheel
+	@$(ENV)/bin/python $(PIP) --force-reinstall --no-deps build/native/*.whl
 	@touch $(ENV)/.demo $@
-
-$(ENV)/.torch: $(ENV)/.made
-	@$(ENV)/bin/python $(PIP) $(TORCH)
-	@touch $@
-
-$(ENV)/.test: $(ENV)/.built $(ENV)/.torch
-	@$(ENV)/bin/python $(PIP) "rankwise[test]"
-	@touch $@
 
 $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,9 +20,13 @@ import pytest_timeout
 import failure_report
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 
-# The files of these folders share the rank processes of run_ranks, which would otherwise import torch for each file. So
-# with `--dist loadfile` those with the same name here run in one worker of pytest-xdist, one after the other.
-SHARE_RANKS = {"backends": "engines", "frontends/torch": "engines", "overlap": "engines", "group": "groups"}
+# Files that share the rank processes of run_ranks, which would otherwise import torch for each file: with
+# `--dist loadfile` those of one name here run in one worker of pytest-xdist, one after the other. The first match counts.
+SHARE_RANKS = {
+    "engines": r"backends/test_(?!gloo_in_threads|hierarchical|many_hosts|nccl|threads)|frontends/torch/|overlap/"
+    r"|group/test_(async_memory|dropped_works|messages|recovery|scan|scatter)|observe/test_measure",
+    "groups": r"group/",
+}
 TESTS = Path(__file__).parent
 GRACE = 3.0  # seconds for what is ending to be gone
 NO_GIL = 60.0  # seconds after the timeout; then faulthandler ends the run, in case some thread keeps the GIL
@@ -40,6 +45,12 @@ _stderr = pytest.StashKey[int]()
 _timer = pytest.StashKey[threading.Timer]()
 
 
+def shares_ranks(file: Path) -> str:
+    """The name in SHARE_RANKS under which this file shares its rank processes; "" if it does not."""
+    path = str(file.relative_to(TESTS))
+    return next((name for name, files in SHARE_RANKS.items() if re.match(files, path)), "")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)  # not captured yet; in a worker of pytest-xdist it leads to the terminal
 
@@ -53,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduler(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return SHARE_RANKS.get(str((config.rootpath / file).parent.relative_to(TESTS)), file)
+            return shares_ranks(config.rootpath / file) or file
 
     return Scheduler(config, log)
 
@@ -108,7 +119,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "rankwise.testing" in sys.modules:  # run_ranks keeps its rank processes for the next call
         ranks = sys.modules["rankwise.testing.ranks"]
-        if str(request.path.parent.relative_to(TESTS)) not in SHARE_RANKS:
+        if not shares_ranks(request.path):
             ranks.close_pools()
         processes |= {process.pid: "" for pool in ranks._pools.values() for process in pool._processes}
     end = time.monotonic() + GRACE

@@ -50,8 +50,8 @@ BUILDS = {
 MPICH = "build/mpi/mpich/.made"
 MPIS = ("build/mpi/openmpi/.made", MPICH)
 
-# Most tests wait for processes, so three files of tests run at once. After a hang the run ends with every stack.
-THREE_AT_ONCE = "-n 3 --dist loadfile --max-worker-restart 0"
+# Most tests wait for processes, so four files of tests run at once. After a hang the run ends with every stack.
+FOUR_AT_ONCE = "-n 4 --dist loadfile --max-worker-restart 0"
 PYTEST = "{bin}/python -m pytest"
 ENGINES = ("gloo", "gloo_in_threads", "mpi", "hierarchical", "many_hosts", "nccl")
 CONFORMANCE = " ".join(f"tests/backends/test_{engine}.py" for engine in ENGINES)
@@ -81,7 +81,7 @@ PARTS = {
     ),
     "python": Part(
         "the Python tests; ARGS='-k NAME' picks some, ARGS='-n 0' runs one at a time",
-        (f"{PYTEST} -m 'not slow' {THREE_AT_ONCE} --durations=20 {{args}}",),
+        (f"{PYTEST} -m 'not slow' {FOUR_AT_ONCE} --durations=20 {{args}}",),
         (".test", MPICH),
     ),
     # ---- the others of make test-all ----
@@ -110,14 +110,14 @@ PARTS = {
             "rm -rf build/poison/site && mkdir build/poison/site && cp -r src/rankwise build/poison/site"
             " && {bin}/cmake --install build/poison --prefix build/poison/site >/dev/null",
             f"{POISONED} {{bin}}/python -c 'import rankwise; assert \"/poison/\" in rankwise.__file__'",
-            f"{POISONED} {PYTEST} -m 'not slow' {THREE_AT_ONCE} {POISONED_TESTS} {{args}}",
+            f"{POISONED} {PYTEST} -m 'not slow' {FOUR_AT_ONCE} {POISONED_TESTS} {{args}}",
         ),
         (".poison",),
         ("poison",),
     ),
     "engines": Part(
         "the whole conformance suite on gloo, Open MPI, MPICH and hierarchical, on 2 and 4 ranks: 5 minutes",
-        (f"RANKWISE_ENGINES=full {PYTEST} {CONFORMANCE} {THREE_AT_ONCE} {{args}}",),
+        (f"RANKWISE_ENGINES=full {PYTEST} {CONFORMANCE} {FOUR_AT_ONCE} {{args}}",),
         (".test", *MPIS),
     ),
     "multihost": Part(

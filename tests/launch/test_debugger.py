@@ -93,20 +93,6 @@ print("sum", group.all_reduce(mine))
 LONGER = 6  # seconds, than that timeout
 
 
-@pytest.mark.parametrize("ranks", [2, 5])  # 5: more than cores, perhaps, so that they stay in the launcher's session
-def test_the_terminal_goes_to_the_rank_and_no_timeout_runs(screens: list[Screen], program: Path, ranks: int) -> None:
-    program.write_text(ONE)
-    screens.append(screen := Screen(*RUN, "-n", str(ranks), str(program)))
-    assert screen.read(PROMPT)[1] == "1"
-    assert "program.py" in screen.text
-    time.sleep(LONGER)
-    screen.type("p mine * 1000")
-    screen.read(r"11000\r\n" + PROMPT)
-    screen.type("c")
-    assert screen.end() == 0
-    assert screen.text.count(f"sum {sum(range(10, 10 + ranks))}") == ranks
-
-
 def test_a_rank_that_does_not_come_after_all_is_a_timeout(screens: list[Screen], program: Path) -> None:
     program.write_text(ONE.replace("breakpoint()", "breakpoint()\n    time.sleep(1000)"))
     screens.append(screen := Screen(*RUN, "-n", "2", str(program)))
@@ -171,17 +157,26 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("how", "sums"), [("spawn", [60] * 5), ("pool", [33] * 3)])
-def test_spawn_and_pools(screens: list[Screen], program: Path, how: str, sums: list[int]) -> None:
-    program.write_text(SPAWN)
-    screens.append(screen := Screen(sys.executable, str(program), how))
-    assert screen.read(PROMPT)[1] == "1"
+def test_the_terminal_goes_to_the_rank_and_no_timeout_runs(screens: list[Screen], tmp_path: Path) -> None:
+    job, spawning = tmp_path / "program.py", tmp_path / "spawning.py"
+    job.write_text(ONE)
+    spawning.write_text(SPAWN)
+    ways = [  # 5 ranks: more than cores, perhaps, so that they stay in the launcher's session
+        ([*RUN, "-n", "2", str(job)], "sum 21", 2),
+        ([*RUN, "-n", "5", str(job)], "sum 60", 5),
+        ([sys.executable, str(spawning), "spawn"], f"sums {[60] * 5}", 1),
+        ([sys.executable, str(spawning), "pool"], f"sums {[33] * 3}", 1),
+    ]
+    screens.extend(Screen(*command) for command, _, _ in ways)
+    for screen in screens:
+        assert screen.read(PROMPT)[1] == "1"
     time.sleep(LONGER)
-    screen.type("p mine")
-    screen.read(r"11\r\n" + PROMPT)
-    screen.type("c")
-    assert screen.end() == 0
-    assert f"sums {sums}" in screen.text
+    for screen, (_, total, times) in zip(screens, ways, strict=True):
+        screen.type("p mine * 1000")
+        screen.read(r"11000\r\n" + PROMPT)
+        screen.type("c")
+        assert screen.end() == 0
+        assert screen.text.count(total) == times
 
 
 def test_without_a_terminal(program: Path) -> None:

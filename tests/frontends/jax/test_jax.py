@@ -16,7 +16,8 @@ IMPORTS = "import jax, jax.numpy as jnp, rankwise as rw\nfrom rankwise.jax impor
 
 def run(n: int, *program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), *program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **variables})
+    environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0", **variables}  # it compiles sooner
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
 
 
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)), 2])
