@@ -21,7 +21,7 @@ import failure_report
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 
 # Files that share the rank processes of run_ranks, which would otherwise import torch for each file: with
-# `--dist loadfile` those of one name here run in one worker of pytest-xdist, one after the other. The first match counts.
+# `--dist loadfile` those of one name run in one worker of pytest-xdist, one after the other. First match wins.
 SHARE_RANKS = {
     "engines": r"backends/test_(?!gloo_in_threads|hierarchical|many_hosts|nccl|threads)|frontends/torch/|overlap/"
     r"|group/test_(async_memory|dropped_works|messages|recovery|scan|scatter)|observe/test_measure",
