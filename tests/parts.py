@@ -51,7 +51,7 @@ MPICH = "build/mpi/mpich/.made"
 MPIS = ("build/mpi/openmpi/.made", MPICH)
 
 # Most tests wait for processes, so four files of tests run at once. After a hang the run ends with every stack.
-FOUR_AT_ONCE = "-n 4 --dist loadfile --max-worker-restart 0"
+FOUR_AT_ONCE = "-n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0"
 PYTEST = "{bin}/python -m pytest"
 ENGINES = ("gloo", "gloo_in_threads", "mpi", "hierarchical", "many_hosts", "nccl")
 CONFORMANCE = " ".join(f"tests/backends/test_{engine}.py" for engine in ENGINES)
@@ -68,9 +68,8 @@ def native(build: str, variables: str = "") -> str:
 
 def model(what: str, option: str) -> str:
     missing = f"{NOT_TESTED} {what}: there is no spin; apt install spin"
-    return (
-        f"if command -v spin >/dev/null; then {{bin}}/python native/tests/model/check.py {option}; else echo '{missing}'; fi"
-    )
+    check = f"{{bin}}/python native/tests/model/check.py {option}"
+    return f"if command -v spin >/dev/null; then {check}; else echo '{missing}'; fi"
 
 
 PARTS = {

@@ -17,9 +17,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 ALONE = [sys.executable]
 PNG = b"\x89PNG\r\n\x1a\n"
 
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-pytest.importorskip("tqdm")
+for package in ("sklearn", "matplotlib", "tqdm"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 
 def on_ranks(n: int) -> list[str]:

@@ -246,7 +246,7 @@ def test_an_error_that_compiled_code_catches_is_over() -> None:
             numba.njit(lambda handle, x: rn.broadcast(handle, x, 7))(group.handle, np.ones(2))
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_the_stencil(n: int) -> None:
     example = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples", "stencil_numba.py")
     command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), example, "--rows", "48", "--steps", "40"]
