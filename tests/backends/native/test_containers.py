@@ -26,7 +26,7 @@ from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.observe.jobs import running_jobs
-from rankwise.system import locality
+from rankwise.system import locality, proc
 from seccomp import NUMBERS
 
 TESTS = Path(__file__).parents[2]
@@ -232,15 +232,18 @@ group.barrier()
     try:
         end = time.monotonic() + 30
         seen: list[tuple[int, str]] = []
-        while seen != [(1, "alive"), (1, "alive")] and time.monotonic() < end:
+        while [how for _, how in seen] != ["alive", "alive"] and time.monotonic() < end:
             for job in running_jobs():
-                if len(job.holders) == 2 and {rank.pid for rank in job.ranks()} == {1}:
+                if len(job.holders) == 2 and {pid for _, pid in job.holders} == {1}:
                     seen = [(rank.pid, rank.how) for rank in job.ranks()]
             time.sleep(0.05)
+        outside = [proc.fields(f"/proc/{pid}/status")["NSpid"].split()[-1] for pid, _ in seen]
     finally:
         go.touch()
         codes = [process.wait(30) for process in started]
-    assert (seen, codes) == ([(1, "alive"), (1, "alive")], [0, 0])
+    assert ([how for _, how in seen], codes) == (["alive", "alive"], [0, 0])
+    assert outside == ["1", "1"]  # they are shown by the pids that they have here
+    assert len({pid for pid, _ in seen}) == 2
 
 
 # ---- several network namespaces ----
