@@ -275,12 +275,17 @@ def row(library: str, at: str, size: int, case: str = "all_reduce", us: float = 
 
 
 def test_the_table_has_a_row_for_each_point() -> None:
-    points = [[row("rankwise", "8", 8), row("mpich", "8", 8, us=4.0)], [row("rankwise", "1M", 1 << 20)]]
+    points = [
+        [row("rankwise", "8", 8), row("mpich", "8", 8, us=4.0)],
+        [row("rankwise", "1M", 1 << 20)],
+        [row("rankwise", "-", 0), row("gloo", "-", 0, us=2000.0)],
+    ]
     lines = [line.split() for line in table(points, ["mpich", "gloo"]).splitlines()]
     assert lines == [
         ["at", "rankwise", "min", "p99", "GB/s", "mpich", "ratio", "gloo", "ratio"],
-        ["8", "2.00", "2.00", "2.00", "1.50", "4.00", "0.50", "-", "-"],
+        ["8", "2.00", "2.00", "2.00", "1.50", "4.00", "0.500", "-", "-"],
         ["1M", "2.00", "2.00", "2.00", "1.50", "-", "-", "-", "-"],
+        ["-", "2.00", "2.00", "2.00", "-", "-", "-", "2,000", "0.0010"],
     ]
 
 

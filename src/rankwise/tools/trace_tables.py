@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.observe.trace_file import Trace
 from rankwise.system.words import amount, duration
 from rankwise.tools.layout import one_line
@@ -14,7 +15,7 @@ Rows = list[tuple[str, ...]]
 
 def heading(trace: Trace, width: int) -> str:
     """How many ranks ran what for how long, in at most `width` characters."""
-    head = f"{len(trace.ranks)} ranks for {duration((trace.written - trace.started) / 1e9)}: "
+    head = f"{count_of_ranks(len(trace.ranks))} for {duration((trace.written - trace.started) / 1e9)}: "
     return head + one_line(" ".join(trace.command), width - len(head))
 
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.tools.bench import libraries
 from rankwise.tools.bench.algorithms import ALGORITHMS, launches, memory
 from rankwise.tools.bench.rank import CASES, Case
@@ -232,7 +233,7 @@ def measure(bench: Bench, case: Case, options: argparse.Namespace, progress: Pro
         measured_too = {row.library for rows in points for row in rows}
         shown = table(points, [other for other in options.vs if other in measured_too])
     dtype, fresh = "" if case.at else f", {options.dtype}", ", fresh arrays" * options.fresh
-    progress.print(f"\n{case.name}, {bench.n} ranks{dtype}{fresh}; us\n{shown}")
+    progress.print(f"\n{case.name}, {count_of_ranks(bench.n)}{dtype}{fresh}; us\n{shown}")
     return [row for rows in points for row in rows]
 
 
@@ -246,7 +247,7 @@ def start(to_start: dict[str, Launch], n: int, stack: ExitStack, progress: Progr
     contenders = []
     for name, workers in started.items():
         stack.callback(workers.close)
-        progress.show(f"starting {n} ranks of {name}")
+        progress.show(f"starting {count_of_ranks(n)} of {name}")
         try:
             workers.meet()
         except WorkersError as error:

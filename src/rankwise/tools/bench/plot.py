@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.system.words import amount, duration
 from rankwise.tools.bench.report import Row
 
@@ -37,7 +38,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
 
     panels: dict[str, list[Row]] = {}
     for row in rows:
-        panels.setdefault(f"{row.case}, {row.ranks} ranks", []).append(row)
+        panels.setdefault(f"{row.case}, {count_of_ranks(row.ranks)}", []).append(row)
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
     size = (WIDTH, HEIGHT * down + 0.5) if across > 1 else (0.7 * WIDTH, 1.6 * HEIGHT)

@@ -132,9 +132,7 @@ def table(points: Sequence[Sequence[Row]], others: Sequence[str]) -> str:
         cells.append("-" if ours.bus_gb_per_s is None else number(ours.bus_gb_per_s))
         for name in others:
             other = by_name.get(name)
-            cells += (
-                ["-", "-"] if other is None else [number(other.median_us), f"{ours.median_us / other.median_us:.2f}"]
-            )
+            cells += ["-", "-"] if other is None else map(number, (other.median_us, ours.median_us / other.median_us))
         lines.append([ours.at, *cells])
     return "\n".join(columns(lines, ">" * len(head)))
 

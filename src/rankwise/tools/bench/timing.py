@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 
+from rankwise.contract.ranks import count_of_ranks
 from rankwise.tools.bench.rank import Case
 from rankwise.tools.bench.report import Machine, Progress, Row, size_name
 from rankwise.tools.bench.workers import Workers, WorkersError
@@ -76,7 +77,7 @@ class Bench:
             for one in contenders:
                 if not one.workers.alive:
                     continue
-                self.progress.show(f"{case.name} {at}, {self.n} ranks: {one.name}")
+                self.progress.show(f"{case.name} {at}, {count_of_ranks(self.n)}: {one.name}")
                 try:
                     calls[one.name] += self._round(one, request, min(calls[one.name], default=None))
                 except WorkersError as error:
