@@ -30,6 +30,26 @@ def test_a_timeout_names_the_axis() -> None:
     run_ranks(ranks, 2)
 
 
+def test_the_whole_field() -> None:
+    """Blocks of different lengths, on the group of a part of the ranks, whose array has a dimension without an axis."""
+    whole = np.arange(5 * 7 * 2).reshape(5, 7, 2)
+
+    def ranks(group: Group) -> None:
+        part = group.subgroup([4, 3, 2, 1])
+        if part is None:
+            return
+        with rw.Mesh(part, rows=2, columns=2) as mesh:
+            row, column = mesh.coordinates.values()
+            block = whole[row * 2 : 2 + row * 3, column * 3 : 3 + column * 4]
+            found = mesh.gather(block, dst=3)
+            assert (found is None) == (part.rank != 3)
+            assert found is None or np.array_equal(found, whole)
+            with pytest.raises(ValueError, match=r"^x: has 1 dimensions; expected at least 2, as the mesh has axes$"):
+                mesh.gather(whole[0, 0])
+
+    run_ranks(ranks, 5)
+
+
 def test_three_axes() -> None:
     def ranks(group: Group) -> None:
         mesh = rw.Mesh(group, dp=2, pp=2, tp=2)

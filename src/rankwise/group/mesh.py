@@ -182,6 +182,36 @@ class Mesh(Closeable):
         along = list(self.axes).index(axis) if dimension is None else dimension
         return halo.exchange(self._groups[axis,], before, after, x, width, along, async_op)
 
+    def gather(self, x: Any, dst: int = 0) -> Any:
+        """The whole field on rank `dst` of the mesh's group, made of each rank's block, without its ghost cells.
+
+        The first axis of the mesh belongs to the array's first dimension, and so on; blocks may differ in length as far
+        as they fit together.
+
+        Returns:
+            A new NumPy array on dst, else None.
+
+        Raises:
+            ValueError: x has fewer dimensions than the mesh has axes, or, on dst, the blocks do not fit together.
+
+        Example:
+            >>> with rw.Mesh(group, rows=1, columns=2) as mesh:
+            ...     field = mesh.gather(np.full((2, 2), group.rank))
+            >>> group.rank > 0 or field.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1]]
+            True
+        """
+        block = np.asarray(x)
+        if block.ndim < len(self.axes):
+            raise ValueError(
+                f"x: has {block.ndim} dimensions; expected at least {len(self.axes)}, as the mesh has axes"
+            )
+        blocks = self.group.gather_object(block, dst)
+        if blocks is None:
+            return None
+        for dimension, size in reversed(list(enumerate(self.axes.values()))):
+            blocks = [np.concatenate(blocks[at : at + size], dimension) for at in range(0, len(blocks), size)]
+        return blocks[0]
+
     def _name(self, axis: str | int) -> str:
         names = list(self.axes)
         if isinstance(axis, str):
