@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -438,6 +439,7 @@ def test_a_missing_rank_is_named() -> None:
             group.all_reduce(np.ones(10))
         if group.rank == 2 and isinstance(caught.value, CollectiveTimeout):
             assert caught.value.missing == (3,)
+        assert "rank 1 of group" not in "".join(traceback.format_exception(caught.value)), "a part's numbers"
         with pytest.raises(RankwiseError):
             group.barrier()
         finished.append(group.rank)
@@ -458,7 +460,7 @@ def test_all_ranks_name_the_rank_that_aborts_and_its_reason() -> None:
             group.comm.abort(reason)
         with pytest.raises(PeerLostError) as caught:
             group.all_reduce(np.ones(10))
-        assert caught.value.__cause__ is None, "what is passed on is data, and not for a traceback"
+        assert "Traceback" not in "".join(traceback.format_exception(caught.value)).replace("Traceback", "", 1)
         return caught.value.rank, str(caught.value)
 
     for rank, text in run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]), timeout=60):

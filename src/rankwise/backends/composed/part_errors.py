@@ -19,14 +19,12 @@ ROOM = 227  # bytes of a reason that the core keeps
 def of_the_group(error: RankwiseError, ranks: Sequence[int], operation: str, sequence: int = -1) -> RankwiseError:
     """The failure of a part, whose ranks are `ranks` of the group, in this operation of the group.
 
-    Its cause is the error of the part, unless another rank passed the reason on.
+    It is raised `from None`, because the part's error numbers the ranks in another way.
     """
     failure, reason = error.failure, passed_on(error)
     if failure.kind == ERROR:
         return error
-    found = error_of((reason or failure.renumbered(ranks)).found_in(operation, sequence))
-    found.__cause__ = error if reason is None else None
-    return found
+    return error_of((reason or failure.renumbered(ranks)).found_in(operation, sequence))
 
 
 def passed_on(error: RankwiseError) -> Failure | None:
@@ -45,7 +43,6 @@ def latest(late: CollectiveTimeout, of_all: RankwiseError | None) -> RankwiseErr
     found = of_the_group(of_all, range(1 << 31), late.operation, late.sequence)
     if isinstance(found, CollectiveTimeout) and (not found.missing or set(late.missing) <= set(found.missing)):
         return late  # which knows the stacks
-    found.__cause__ = late
     return found
 
 

@@ -166,8 +166,7 @@ def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
     if reason is None and list(ranks) == list(range(job.world_size)):
         raise error
     if ranks or reason is not None:
-        found = of_the_group(error, ranks, "init")
-        raise found from found.__cause__
+        raise of_the_group(error, ranks, "init") from None
     why = f"init: the {job.local_world_size} ranks of rank {job.rank}'s host, numbered from 0, could not meet: {error}"
     raise error_of(replace(error.failure, message=why, operation="init", ranks={}, to_blame=())) from error
 

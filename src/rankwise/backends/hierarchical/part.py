@@ -40,8 +40,7 @@ class Part(Collectives):
         try:
             return function(*args)
         except RankwiseError as error:
-            found = self._explain(error, self, operation)
-            raise found from found.__cause__
+            raise self._explain(error, self, operation) from None
 
 
 class NoPart(Collectives):
