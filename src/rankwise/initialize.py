@@ -13,7 +13,7 @@ from rankwise.contract.errors import BackendUnavailable, ClosedError, Unsupporte
 from rankwise.contract.job import Job
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
-from rankwise.group import default_group, registered_program
+from rankwise.group import default_group
 from rankwise.group.group import Group
 from rankwise.launch.environment import join_job
 from rankwise.system import failure_report, tuning_file
@@ -95,7 +95,7 @@ def init(
 
             comm = CheckedCommunicator(comm)
         if settings.registered:
-            registered_program.begin(comm)
+            default_group.register_all(comm)
         trusted = settings.allow_pickle if allow_pickle is None else allow_pickle
         group = Group(_traced(comm, job), backend=name, membership=Membership.of(settings), allow_pickle=trusted)
         return default_group.set_for_process(group)

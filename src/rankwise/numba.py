@@ -29,14 +29,18 @@ from rankwise.frontends.numba.collectives import (
     broadcast,
     gather,
     gather_v,
+    irecv,
+    isend,
+    recv,
     reduce,
     reduce_scatter,
     reduce_scatter_v,
     scatter,
     scatter_v,
+    send,
+    wait,
 )
 from rankwise.frontends.numba.library import rank, world_size
-from rankwise.frontends.numba.messages import irecv, isend, recv, send, wait
 
 __all__ = [
     "all_gather",

@@ -67,7 +67,7 @@ def test_scenario(name: str) -> None:
 
 def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> None:
     def body(group: Group) -> None:
-        from rankwise.backends.gloo.standing import StandingReceives
+        from rankwise.backends.gloo.direct_envelopes import StandingReceives
 
         start_next = StandingReceives.start_next
 

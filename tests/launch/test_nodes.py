@@ -19,9 +19,8 @@ import pytest
 
 from launch.launchers import HOST, Launchers
 from rankwise.launch import nodes
-from rankwise.launch.clocks import ClockOffset
 from rankwise.launch.ending import Ending
-from rankwise.launch.nodes import Nodes
+from rankwise.launch.nodes import ClockOffset, Nodes
 from rankwise.meeting.connection import LONGEST, Connection
 from rankwise.observe.trace_file import Trace
 from rankwise.tools.run import main

@@ -6,13 +6,17 @@ own entry in `_of_threads`, which it alone changes.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.group.group import Group, announce_renewal
@@ -121,3 +125,30 @@ def registered(group: Any = None) -> Iterator[None]:
         group = default_group()
     with group.comm.allocating():
         yield
+
+
+def register_all(comm: Communicator) -> None:
+    """RANKWISE_REGISTERED=1: from now on, this thread's new arrays of at least a page lie in registered memory.
+
+    So do those of asyncio's tasks, which take over the context, but not those of other threads. A process that is
+    forked shares the arrays with its parent, and makes ordinary ones.
+    """
+    context = comm.allocating()
+    context.__enter__()
+
+    def end() -> None:
+        context.__exit__(None, None, None)
+
+    atexit.register(end)
+    os.register_at_fork(before=_warn_of_forks, after_in_child=end)
+
+
+@functools.lru_cache(1)  # once
+def _warn_of_forks() -> None:
+    warnings.warn(
+        "a fork of a program whose arrays are in registered memory (RANKWISE_REGISTERED=1): the child shares the "
+        "arrays instead of having copies, so what one of the two writes, the other sees; expected a child that only "
+        'reads them, or a new process (multiprocessing\'s start method "spawn")',
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, NoReturn, overload
 
 import numpy as np
 
+from rankwise.arrays.buffers import dtype_argument, shape_argument
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.public import public
@@ -16,12 +18,9 @@ from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
 from rankwise.group.collectives import Collectives
 from rankwise.group.farm import Farming
-from rankwise.group.memory import RegisteredMemory
 from rankwise.group.messages import Messages
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
-from rankwise.group.random_streams import RandomStreams
-from rankwise.group.recovery import Recovery
 from rankwise.group.related import Related
 from rankwise.group.scan import Scans
 from rankwise.group.sharing import Sharing
@@ -50,9 +49,6 @@ class Group(
     ObjectCollectives,
     PointToPoint,
     Messages,
-    RegisteredMemory,
-    RandomStreams,
-    Recovery,
     Closeable,
 ):
     """An ordered set of ranks that communicate, seen from one of them.
@@ -283,6 +279,59 @@ class Group(
         assert comm is not None  # color >= 0
         return Group(comm, name or f"{self.name}.dup", self.backend, self, self.ranks)
 
+    def failed(self) -> dict[int, str]:
+        """The ranks of this group that are lost, as far as this rank knows, and how: {2: "was killed by SIGKILL"}.
+
+        Lost are ranks whose process has ended, that have closed the group, or without which the others went on. A group
+        that failed for another reason, such as a mismatch, has lost none. Not collective. ULFM splits this into
+        MPIX_Comm_failure_ack and MPIX_Comm_failure_get_acked, for which there is no need here.
+
+        Example:
+            >>> lost = group.failed()
+            >>> group.barrier()  # nobody closes the group before
+            >>> lost
+            {}
+        """
+        return self.comm.failed()
+
+    def agree(self, flag: int) -> int:
+        """The bitwise AND of the living ranks' flags, the same on each of them even if ranks die meanwhile.
+
+        Collective over the ranks of this group that live, as ULFM's MPIX_Comm_agree: `if group.agree(done)` takes the
+        same branch on all of them. It waits for every rank that is not lost, at most `group.timeout`; then the others
+        go on without the ranks that are missing. (ULFM waits for ever, and reports failures that were not acknowledged;
+        here the result says nothing about failures.)
+
+        Args:
+            flag: an int of at most 64 bits, or a bool.
+
+        Raises:
+            PeerLostError: with this rank's own number, if the others went on without it; it is lost to the group.
+
+        Example:
+            >>> group.agree(True), group.agree(6 if group.rank == 0 else 3)
+            (1, 2)
+        """
+        return self.comm.agree(integer_64(flag, "flag"))
+
+    def abort(self, reason: str) -> None:
+        """Wake every rank of the group: its present or next operation raises PeerLostError with the reason.
+
+        The error's `rank` is this rank, its `how` "aborted the group: " and the reason; this rank's own later
+        operations raise it too. No process ends, and all ranks may go on by `shrink`. Not collective. It is ULFM's
+        MPIX_Comm_revoke, with a reason; ncclCommAbort ends only the calling rank's part.
+
+        Example:
+            >>> with group.dup() as part:
+            ...     part.abort("the loss is not a number")
+            ...     try:
+            ...         part.barrier()
+            ...     except rw.PeerLostError as error:
+            ...         print(error.how.endswith("aborted the group: the loss is not a number"))
+            True
+        """
+        self.comm.abort(reason)
+
     def shrink(self, exclude: Sequence[int] = ()) -> Group:
         """A new group of the ranks that live, in their order and numbered anew.
 
@@ -371,6 +420,53 @@ class Group(
             raise ValueError(f"other: expected a group made from the same world as {self.name!r}, got {other!r}")
         found = self.ranks[rank]
         return other.ranks.index(found) if found in other.ranks else None
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
+        """A new zeroed array in registered memory.
+
+        If all ranks pass registered memory to a collective, it copies no byte more than necessary; if one rank does
+        not, the usual algorithms run, with the same bits as result. This call is not collective: each rank may create
+        arrays as it likes. The memory is freed with the array and its last view, even long after the group was closed.
+        Until the group is closed, freed memory is kept for the next array of the same size. On a backend without such
+        memory the array is an ordinary one.
+
+        Args:
+            dtype: a torch dtype gives a tensor.
+
+        Raises:
+            MemoryError: the machine has too little memory left.
+            ValueError: the size is impossible.
+
+        Example:
+            >>> x = group.empty((2, 3), np.float32)
+            >>> group.all_reduce(x).shape, x.dtype
+            ((2, 3), dtype('float32'))
+        """
+        wanted, kind = dtype_argument(dtype)
+        lengths = shape_argument(shape, "shape", wanted)
+        memory = self.comm.allocate(prod(lengths) * wanted.itemsize)
+        if memory is None:
+            return kind.empty(lengths, wanted).finish()
+        return kind.over(np.asarray(memory), lengths, wanted)
+
+    def rng(self, seed: int | Sequence[int]) -> np.random.Generator:
+        """This rank's generator of random numbers, whose stream is independent of the other ranks'.
+
+        The call communicates nothing. Rank r gets the r-th of the streams that NumPy's SeedSequence.spawn derives from
+        the seed, whatever the number of ranks; a second call with the same seed begins the same stream again. If
+        a program's results must not depend on the number of ranks, draw the numbers for each piece of its data
+        from `np.random.default_rng([seed, piece])` instead.
+
+        Args:
+            seed: one or several ints of at least 0, the same on every rank.
+
+        Example:
+            >>> numbers = group.all_gather(group.rng(7).integers(100, size=3))
+            >>> first, second = (np.random.default_rng(s) for s in np.random.SeedSequence(7).spawn(2))
+            >>> numbers.tolist() == [first.integers(100, size=3).tolist(), second.integers(100, size=3).tolist()]
+            True
+        """
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self.rank,)))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. May be repeated.

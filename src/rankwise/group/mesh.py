@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from rankwise.arrays.buffers import target
 from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
 from rankwise.contract.ranks import count_of_ranks
-from rankwise.group import halo
 from rankwise.group.base import integer
 from rankwise.group.group import Group
 
@@ -180,7 +180,7 @@ class Mesh(Closeable):
         axis = self._name(axis)
         before, after = self._neighbours(axis, 1)
         along = list(self.axes).index(axis) if dimension is None else dimension
-        return halo.exchange(self._groups[axis,], before, after, x, width, along, async_op)
+        return _exchange_halo(self._groups[axis,], before, after, x, width, along, async_op)
 
     def gather(self, x: Any, dst: int = 0) -> Any:
         """The whole field on rank `dst` of the mesh's group, made of each rank's block, without its ghost cells.
@@ -285,3 +285,45 @@ def balanced_sizes(ranks: int, axes: int) -> list[int]:
                     yield [size, *rest]
 
     return min(splits(ranks, axes, ranks), key=lambda sizes: (sizes[0] - sizes[-1], sizes))
+
+
+# ---- the exchange of ghost cells between neighbours along one axis ----
+
+UP, DOWN = 1022, 1023
+"""The tags of data for the next and for the previous rank, which may be the same rank.
+
+They are the highest tags that every MPI allows, so that most programs do not use them.
+"""
+
+
+def _exchange_halo(
+    line: Group, before: int | None, after: int | None, x: Any, width: int, dimension: int, async_op: bool
+) -> Any:
+    """Fill the ghost cells of x from the neighbours along its dimension; see Mesh.exchange_halo.
+
+    line: the group of the ranks along the axis. before, after: the neighbours' ranks in it, None at an edge.
+    """
+    buffer = target(x)
+    shape, ndim = buffer.shape, len(buffer.shape)
+    if buffer.given is not x or not ndim:
+        what = type(x).__name__ if ndim else f"{type(x).__name__} of no dimension"
+        raise TypeError(f"x: expected a writable array of at least one dimension, got {what}")
+    width, along = integer(width, "width"), integer(dimension, "dimension")
+    if width < 1:
+        raise ValueError(f"width={width}: expected at least 1")
+    if not -ndim <= along < ndim:
+        raise ValueError(f"dimension={along}: expected a dimension of x, which has {ndim}")
+    along %= ndim
+    if shape[along] < 3 * width:
+        raise ValueError(
+            f"x: length {shape[along]} along dimension {along}; expected at least {3 * width}: "
+            f"width={width} ghost cells at each end, and as many cells between them"
+        )
+
+    def cells(start: int, stop: int | None) -> Any:
+        return x[(slice(None),) * along + (slice(start, stop),)]
+
+    sends = [(cells(width, 2 * width), before, DOWN), (cells(-2 * width, -width), after, UP)]
+    receives = [(cells(-width, None), after, DOWN), (cells(0, width), before, UP)]
+    exchanged: Callable[..., Any] = line._exchange_all
+    return exchanged(sends, receives, lambda _: x, async_op)

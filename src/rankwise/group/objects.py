@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays.numpy import address
+from rankwise.contract.communicator import Collectives
 from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
 from rankwise.contract.types import DType
-from rankwise.group import first_blocks
 from rankwise.group.base import GroupBase
 from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
 
@@ -62,7 +63,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj) if src == self.rank else None
-            found = self._broadcast_rest(src, codec, first_blocks.broadcast(self._collectives, mine, src), mine)
+            found = self._broadcast_rest(src, codec, _first_broadcast(self._collectives, mine, src), mine)
             return obj if src == self.rank else found
 
         if async_op and src == self.rank:
@@ -115,7 +116,7 @@ class ObjectCollectives(GroupBase):
             mine = codec.encode(obj)
             if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
                 return self._gather_rest(dst, codec, gather(mine, dst) or [], mine)
-            found = first_blocks.all_gather(self._collectives, mine, self.world_size)
+            found = _first_all_gather(self._collectives, mine, self.world_size)
             return self._gather_rest(dst, codec, found, mine)
 
         if async_op:
@@ -174,7 +175,7 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             blocks = [codec.encode(obj) for obj in given]
-            return self._scatter_rest(src, codec, first_blocks.scatter(self._collectives, blocks, src), blocks)
+            return self._scatter_rest(src, codec, _first_scatter(self._collectives, blocks, src), blocks)
 
         if async_op:
             for obj in given:
@@ -192,3 +193,50 @@ class ObjectCollectives(GroupBase):
             self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
             block = memory[: lengths[self.rank]]
         return (TRUSTING if src == self.rank else codec).read(block, src)
+
+
+# ---- the first step of a collective: blocks of one size, which hold the objects that are short enough ----
+# Each function returns what a block holds: the encoded object, or the length of the longest one if that does not fit.
+
+_BLOCK = 256
+"""Bytes of a block: two uint64, the length of the encoded object and the length of the longest of those that src
+scatters, and, if the longest fits, the object. The engine's shortcuts make the same block."""
+
+_ROOM = _BLOCK - 16
+_LAYOUT = struct.Struct(f"=QQ{_ROOM}s")
+
+
+def _first_broadcast(comm: Collectives, parts: Parts | None, src: int) -> bytes | int:
+    """parts: the object, on src; None elsewhere."""
+    block = np.empty(_BLOCK, np.uint8) if parts is None else _blocks([parts])
+    comm.broadcast(address(block), _BLOCK, DType.U8, src)
+    return _contents(block)[0]
+
+
+def _first_all_gather(comm: Collectives, parts: Parts, world_size: int) -> list[bytes | int]:
+    """What each rank's block holds."""
+    mine, everybody = _blocks([parts]), np.empty(_BLOCK * world_size, np.uint8)
+    comm.all_gather(address(mine), address(everybody), _BLOCK, DType.U8)
+    return _contents(everybody)
+
+
+def _first_scatter(comm: Collectives, objects: Sequence[Parts], src: int) -> bytes | int:
+    """objects: one for each rank, on src; none elsewhere."""
+    blocks, mine = _blocks(objects), np.empty(_BLOCK, np.uint8)
+    comm.scatter(address(blocks), address(mine), _BLOCK, DType.U8, src)
+    return _contents(mine)[0]
+
+
+def _blocks(objects: Sequence[Parts]) -> np.ndarray[Any, Any]:
+    blocks = np.empty(_BLOCK * len(objects), np.uint8)
+    longest = max(map(length_of, objects), default=0)
+    for number, parts in enumerate(objects):
+        content = b"".join(parts) if longest <= _ROOM else b""
+        _LAYOUT.pack_into(blocks.data, number * _BLOCK, length_of(parts), longest, content)
+    return blocks
+
+
+def _contents(blocks: Any) -> list[bytes | int]:
+    return [
+        content[:length] if longest <= _ROOM else longest for length, longest, content in _LAYOUT.iter_unpack(blocks)
+    ]

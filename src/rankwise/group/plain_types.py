@@ -218,19 +218,11 @@ def _tensor(number: int, shape: tuple[int, ...], memory: Any) -> Any:
 # ---- the standard library ----
 
 
-def _timezone(offset: timedelta, name: str | None) -> timezone:
-    return timezone(offset) if name is None else timezone(offset, name)
-
-
 def _factory_name(factory: Any) -> str | None:
     if factory is None:
         return None
     name = _name(factory)
     return name or refuse(f"a defaultdict with the factory {getattr(factory, '__name__', factory)}")
-
-
-def _defaultdict(factory: str | None, items: dict[Any, Any]) -> Any:
-    return defaultdict(None if factory is None else _type(factory), items)
 
 
 # ---- the table ----
@@ -257,12 +249,18 @@ _TYPES: dict[str, PlainType] = {
         lambda d: (d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold),
     ),
     "timedelta": PlainType(timedelta, (int, int, int), lambda d: (d.days, d.seconds, d.microseconds)),
-    "timezone": PlainType(_timezone, (timedelta, (str, NoneType)), lambda tz: (*tz.__getinitargs__(), None)[:2]),
+    "timezone": PlainType(
+        lambda offset, name: timezone(offset) if name is None else timezone(offset, name),
+        (timedelta, (str, NoneType)),
+        lambda tz: (*tz.__getinitargs__(), None)[:2],
+    ),
     "Counter": PlainType(Counter, (dict,), lambda c: (dict(c),)),
     "OrderedDict": PlainType(OrderedDict, (dict,), lambda d: (dict(d),)),
     "deque": PlainType(deque, (list, (int, NoneType)), lambda d: (list(d), d.maxlen)),
     "defaultdict": PlainType(
-        _defaultdict, ((str, NoneType), dict), lambda d: (_factory_name(d.default_factory), dict(d))
+        lambda factory, items: defaultdict(None if factory is None else _type(factory), items),
+        ((str, NoneType), dict),
+        lambda d: (_factory_name(d.default_factory), dict(d)),
     ),
     "ndarray": PlainType(_array, (np.dtype, tuple, _MEMORY), lambda a: (a.dtype, a.shape, _memory(a))),
     "scalar": PlainType(

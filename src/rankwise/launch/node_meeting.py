@@ -144,7 +144,8 @@ def _host(
 
     def decide(hellos: list[bytes]) -> bytes:
         others.extend(filter(None, map(Hello.parse, hellos)))
-        port.append(_reserved(listener))
+        # A socket bound to a free port of the same address. It does not listen, so that rank 0 may.
+        port.append(_bound(listener.family, (listener.getsockname()[0], 0, *listener.getsockname()[2:])))
         sizes = [own.ranks, *(hello.ranks for hello in others)]
         place = {"sizes": sizes, "port": port[0].getsockname()[1], "secret": os.urandom(16).hex(), "spans": spans}
         return json.dumps(place).encode()
@@ -205,11 +206,6 @@ def _listener(address: Address) -> socket.socket:
     listener = kept_alive(_bound(family, where))
     listener.listen(socket.SOMAXCONN)
     return listener
-
-
-def _reserved(listener: socket.socket) -> socket.socket:
-    """A socket bound to a free port of the same address. It does not listen, so that rank 0 may."""
-    return _bound(listener.family, (listener.getsockname()[0], 0, *listener.getsockname()[2:]))
 
 
 def _resolved(address: Address) -> tuple[int, tuple[Any, ...]]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from types import TracebackType
 from typing import BinaryIO
 
 from rankwise._native import end_with
@@ -29,7 +28,9 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     end_with(caller)  # even if the function never calls rankwise.init
     # An uncaught error ends this process as usual, but the caller prints it instead of this process.
     write = partial(_write, results[rank], os.getpid())
-    sys.excepthook = partial(_report_error, write)
+    sys.excepthook = lambda kind, error, trace: write(
+        ERROR + error_report(error.with_traceback(trace), "<string>", __file__)
+    )
     with payload:
         fn, args, kwargs = pickle.load(payload)
     result = fn(*args, **kwargs)
@@ -54,12 +55,6 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
             ) from None
         return pickle.dumps
     return dumps
-
-
-def _report_error(
-    write: Callable[[bytes], None], kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    write(ERROR + error_report(error.with_traceback(trace), "<string>", __file__))
 
 
 def error_report(error: BaseException, *files: str) -> bytes:

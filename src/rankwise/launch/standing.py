@@ -35,8 +35,8 @@ class Standing:
 _NOTHING = 0.5  # seconds, of which the threads that watch and report use a part
 
 
-def standings(segment_fd: int, first: int = 0) -> list[Standing]:
-    """The ranks of the segment that have joined. first: the number of its first rank."""
+def standings(segment_fd: int) -> list[Standing]:
+    """The ranks of the segment that have joined."""
     view = SegmentView(segment_fd)
     found = []
     for index in range(view.world_size):
@@ -44,7 +44,7 @@ def standings(segment_fd: int, first: int = 0) -> list[Standing]:
         if state.joined and not state.exited:
             found.append(
                 Standing(
-                    first + index,
+                    index,
                     state.operations,
                     state.inside,
                     state.since / 1e9,

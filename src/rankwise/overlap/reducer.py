@@ -9,18 +9,23 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from rankwise.arrays import torch as tensors
+from rankwise.arrays.buffers import source
 from rankwise.contract.errors import MismatchError, RankwiseError
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 from rankwise.group.streams import Stream
-from rankwise.overlap import memory
 from rankwise.overlap.plan import BucketLayout, GradientSpec, plan
+
+if TYPE_CHECKING:
+    import torch
 
 BUCKET_BYTES = 25 << 20
 OPS = ("sum", "mean")
@@ -60,7 +65,7 @@ class Bucket:
         for number, offset in zip(layout.members, layout.offsets, strict=True):
             parameter = parameters[number]
             self.views[number] = flat[offset : offset + parameter.count].reshape(parameter.shape)
-        self.addresses = {number: memory.inspect(view, "view").address for number, view in self.views.items()}
+        self.addresses = {number: _inspected(view, "view").address for number, view in self.views.items()}
         self.missing = len(self.members)
         self.deferred: list[Callable[[], None]] = []  # copy the gradients whose copy was deferred
         self.work: Work[Any] | None = None
@@ -151,7 +156,7 @@ class GradientReducer:
             raise ValueError(f"bucket_bytes={bucket_bytes!r}: expected a number of bytes of at least 1")
         if stream is not None and not async_op:
             raise ValueError("async_op=False: a stream always reduces asynchronously; pass one of the two")
-        seen = [memory.inspect(param, f"params[{number}]") for number, param in enumerate(params)]
+        seen = [_inspected(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op: Literal["sum", "mean"] = op
         self.parameters = [one.parameter for one in seen]
@@ -199,7 +204,7 @@ class GradientReducer:
                 index,
                 layout,
                 self.parameters,
-                memory.flat(self.group, layout.count, layout.dtype, self._device),
+                _flat(self.group, layout.count, layout.dtype, self._device),
                 self.op,
                 self._sync,
             )
@@ -238,7 +243,7 @@ class GradientReducer:
             raise ValueError(f"i={i}: expected the number of a parameter, 0 to {len(self.parameters) - 1}")
         seen = None
         if grad is not self._bucket_of[i].views[i]:  # the bucket's own view, the usual case, needs no check
-            seen, parameter = memory.inspect(grad, "grad"), self.parameters[i]
+            seen, parameter = _inspected(grad, "grad"), self.parameters[i]
             if seen.parameter != parameter:
                 raise ValueError(f"grad: expected {parameter} for parameter {i}, got {seen.parameter}")
         with self._lock:
@@ -317,7 +322,7 @@ class GradientReducer:
         return self._stream is None and self._compute_stream() == THIS_THREAD
 
     def _compute_stream(self) -> int:
-        return memory.compute_stream(self._device) if self._stream is None else self._stream.handle
+        return _compute_stream(self._device) if self._stream is None else self._stream.handle
 
     def _launch_full(self) -> None:
         """Start the reduction of every full bucket whose predecessors are full too."""
@@ -368,3 +373,51 @@ class GradientReducer:
 
 def _copy(view: Any, content: Any) -> None:
     view[...] = content
+
+
+# ---- the arrays that the reducer takes: NumPy arrays, and torch tensors on any device ----
+
+
+class _ArrayInfo(NamedTuple):
+    """A parameter's or gradient's array: shape and dtype, address, and device (torch's, or None for NumPy)."""
+
+    parameter: GradientSpec
+    address: int
+    device: torch.device | None
+
+
+def _inspected(array: Any, name: str) -> _ArrayInfo:
+    """The properties of an array. Raises TypeError, with its name, if it is not an array of a supported dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided:
+            raise TypeError(
+                f"{name}: expected a dense tensor, got layout {array.layout}; "
+                "torch.nn.Embedding and EmbeddingBag give dense gradients with sparse=False"
+            )
+        return _ArrayInfo(
+            GradientSpec(tuple(array.shape), tensors.dtype_of(array.dtype)), array.data_ptr(), array.device
+        )
+    buffer = source(array, name)
+    if buffer.device is not None:
+        kind = type(array).__name__
+        raise TypeError(f"{name}: expected a NumPy array, or a torch tensor on any device, got a {kind} on a device")
+    return _ArrayInfo(GradientSpec(buffer.shape, buffer.dtype), buffer.ptr, None)
+
+
+def _flat(group: Group, count: int, dtype: DType, device: torch.device | None) -> Any:
+    """Zeroed memory for one bucket; registered memory if it is on the host."""
+    if device is None:
+        return group.empty(count, dtype)
+    if device.type == "cpu":
+        return group.empty(count, tensors.to_torch(dtype))
+    return tensors.new_tensor((count,), dtype, device, zeros=True)
+
+
+def _compute_stream(device: torch.device | None) -> int:
+    """The handle (see StreamSyncOps) of the stream on which this thread computes on that device."""
+    if device is None or device.type == "cpu":
+        return THIS_THREAD
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream)

@@ -27,10 +27,8 @@ from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
 from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
 from rankwise.backends.mpi.peers import MpiPeers
-from rankwise.backends.mpi.reductions import Reduction, reductions
-from rankwise.backends.mpi.transport import Transport
+from rankwise.backends.mpi.transport import Transport, WindowWords
 from rankwise.backends.mpi.watchdog import WATCHDOG, Watched
-from rankwise.backends.mpi.words import WindowWords
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
@@ -354,3 +352,36 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             words.free()
         self._channel.close()
         self._comm.Free()
+
+
+Reduction = tuple[Any, Any]  # MPI's datatype and op
+
+
+def reductions(mpi: Any) -> list[list[Reduction | None]]:
+    """By dtype and op: MPI's, if it then reduces as the contract requires, with the same bits on every rank."""
+    integers = {
+        getattr(DType, name): getattr(mpi, kind)
+        for name, kind in (
+            ("I64", "INT64_T"), ("I32", "INT32_T"), ("I16", "INT16_T"), ("I8", "INT8_T"),
+            ("U64", "UINT64_T"), ("U32", "UINT32_T"), ("U16", "UINT16_T"), ("U8", "UINT8_T"),
+        )
+    }  # fmt: skip
+    complexes = {DType.C64: mpi.C_FLOAT_COMPLEX, DType.C128: mpi.C_DOUBLE_COMPLEX}
+    floats = {DType.F64: mpi.DOUBLE, DType.F32: mpi.FLOAT}
+    adds = {ReduceOp.SUM: mpi.SUM, ReduceOp.MEAN: mpi.SUM}
+    orders = {ReduceOp.MIN: mpi.MIN, ReduceOp.MAX: mpi.MAX}
+    bits = {ReduceOp.BAND: mpi.BAND, ReduceOp.BOR: mpi.BOR, ReduceOp.BXOR: mpi.BXOR}
+    product = {ReduceOp.PROD: mpi.PROD}
+    # Open MPI's sums of 8- and 16-bit integers do not wrap: they stop at the type's ends.
+    wrapping = {dtype: kind for dtype, kind in integers.items() if dtype.itemsize >= 4}
+    table: list[list[Reduction | None]] = [[None] * len(ReduceOp) for _ in DType]
+    for kinds, ops in (
+        (integers, {**orders, **bits}),
+        (wrapping, {ReduceOp.SUM: mpi.SUM, **product}),
+        (floats, {**adds, **product}),
+        (complexes, adds),
+    ):
+        for dtype, kind in kinds.items():
+            for op, how in ops.items():
+                table[dtype][op] = (kind, how)
+    return table

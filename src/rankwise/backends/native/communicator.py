@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,20 +13,84 @@ import numpy as np
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
-from rankwise.backends.native.blocks import HostBlock
-from rankwise.backends.native.works import EngineCall, EngineReceives
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import bind
 from rankwise.contract.failure import Failure
-from rankwise.contract.message import Message, Taken
+from rankwise.contract.message import Arrival, Message, Receives, Taken
 from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import Work, adopt
 from rankwise.system import tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
+
+# ---- the Works of the engine, and its receives of messages of any length ----
+
+adopt(_native.Task)
+adopt(_native.Request)
+Arrival.register(_native.Request)
+
+
+class EngineCall(Work[None]):
+    """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
+
+    def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+        self._error: BaseException | None = None
+        self._over = False
+        self._task = comm.start_call(self._run)
+
+    def _run(self) -> None:
+        function, self._function = self._function, None  # and release what it references
+        assert function is not None  # it runs once
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
+            self._error = error
+        self._over = True  # set before the function is released, which may close the group
+
+    def done(self) -> bool:
+        return self._over or self._task.done()
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._over:
+            self._task.wait(timeout)
+        if self._error is not None:
+            raise self._error
+
+
+_ANY_DTYPE = -1
+
+
+class EngineReceives(Receives):
+    """The receives of one of the engine's communicators."""
+
+    def __init__(self, comm: _native.Comm) -> None:
+        self._comm = comm
+
+    def recv_any(self, dtype: DType | None, src: int, tag: int) -> Arrival:
+        return self._comm.recv_any(False, _ANY_DTYPE if dtype is None else dtype, src, tag)
+
+    def recv_object(self, src: int, tag: int) -> Arrival:
+        return self._comm.recv_any(True, _ANY_DTYPE, src, tag)
+
+    def recv_message(self, src: int, tag: int) -> Arrival:
+        return self._comm.recv_message(src, tag)
+
+    def recv_arrived(self, src: int, tag: int) -> tuple[Arrival, tuple[int, int, int]] | None:
+        return self._comm.recv_arrived(src, tag)
+
+    def probe(self, src: int, tag: int, timeout: float) -> Message | None:
+        found = self._comm.probe(src, tag, timeout)
+        return None if found is None else Message(*found[:3], DType(found[3]))
+
+    def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
+        return self._comm.send_object(parts, dest, tag, synchronous)
+
+    def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
+        self._comm.send_object_now(parts, dest, tag)
 
 
 class EngineStreamSync(StreamSyncOps):
@@ -243,3 +308,41 @@ def _thresholds(argument: str | None, variable: str | None) -> list[tuple[str, s
     else:
         path, given = tuning_file.in_force(argument), "tuning file"
     return [] if path is None else tuning_file.load(path, _native.thresholds(), given).values()
+
+
+# ---- memory that the ranks of a host share, in the segment, where collectives work on it in place ----
+
+
+class HostBlock:
+    """HostMemory in a block of the segment."""
+
+    def __init__(self, block: _native.SharedBlock, size: int, fd: int) -> None:
+        """fd: the segment's."""
+        self._block, self._size, self._fd = block, size, fd
+
+    @property
+    def ticket(self) -> tuple[int, int]:
+        return self._block.ticket
+
+    def hand_out(self, ranks: int, deadline: float) -> None:
+        """Nothing to do: every rank has mapped the segment."""
+
+    def view(self, *, writable: bool, own_writes: bool = False) -> Any:
+        if own_writes:
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            copy = _OwnWrites(self._fd, self._size, mmap.MAP_PRIVATE, access, offset=self._block.offset)
+            copy.block = self._block
+            return copy
+        view = np.asarray(self._block)
+        if not writable:
+            view.flags.writeable = False  # nobody can set it again, because the block offers no buffer
+        return view
+
+    def close(self) -> None:
+        """Nothing to do: the block goes with this and its views."""
+
+
+class _OwnWrites(mmap.mmap):
+    """A private mapping of a block, which it keeps."""
+
+    block: _native.SharedBlock

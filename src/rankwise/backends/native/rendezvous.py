@@ -114,7 +114,7 @@ def _host(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
 
     address, key = _address(job), _key(job)
     with _listening(address, end) as listener:
-        server = StoreServer(listener, key, accepts, left, _is_of_this_user)
+        server = StoreServer(listener, key, accepts, left, lambda connection: user_of(connection) == os.geteuid())
         with closing(server):
             server.fds["0"] = [os.dup(fd) for fd in pidfd]
             lead(server, {0: json.dumps(own).encode()}, job.world_size, end, ranks_late(timeout, _HINT), decide)
@@ -205,10 +205,6 @@ def _listening(address: bytes, end: float) -> Iterator[socket.socket]:
             if not abstract:
                 with suppress(FileNotFoundError):  # someone has cleared the directory
                     os.unlink(own)
-
-
-def _is_of_this_user(connection: socket.socket) -> bool:
-    return user_of(connection) == os.geteuid()
 
 
 def _check_listener(connection: socket.socket) -> None:

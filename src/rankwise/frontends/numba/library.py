@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 import llvmlite.binding
@@ -44,6 +45,19 @@ def compiled(function: F) -> F:
     return made
 
 
+def by_types(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that compiled code alone can call. choose: takes the types of the arguments, and returns what is
+    compiled in place of the call.
+    """
+
+    @wraps(choose)
+    def function(*arguments: object) -> None:
+        raise NotImplementedError("only compiled code calls this")
+
+    overload(function, prefer_literal=True, strict=False)(choose)
+    return function
+
+
 _DTYPES: dict[types.Type, DType] = {
     **{getattr(types, name): dtype for dtype, name in DTYPE_NAMES.items() if hasattr(types, name)},
     types.boolean: DType.BOOL,
@@ -61,37 +75,25 @@ def _checked(x: types.Type, argument: types.Type) -> str:
     return name
 
 
-def source(x: Any, argument: str) -> int:
+@by_types
+def source(x: types.Type, argument: types.Type) -> Any:
     """The address of an array that an operation reads."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(source, prefer_literal=True, strict=False)  # type: ignore[untyped-decorator]
-def _source(x: types.Type, argument: types.Type) -> Callable[..., Any]:
     _checked(x, argument)
     return lambda x, argument: x.ctypes.data
 
 
-def target(x: Any, argument: str) -> int:
+@by_types
+def target(x: types.Type, argument: types.Type) -> Any:
     """The address of an array that an operation writes."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(target, prefer_literal=True, strict=False)  # type: ignore[untyped-decorator]
-def _target(x: types.Type, argument: types.Type) -> Callable[..., Any]:
     name = _checked(x, argument)
     if not x.mutable:
         raise TypeError(f"{name}: {x} given, expected an array that may be written; copy() makes one")
     return lambda x, argument: x.ctypes.data
 
 
-def dtype(x: Any) -> int:
+@by_types
+def dtype(x: types.Type) -> Any:
     """The number of an array's dtype."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(dtype, strict=False)  # type: ignore[untyped-decorator]
-def _dtype(x: types.Type) -> Callable[..., Any]:
     number = np.int32(_dtype_of(x))
     return lambda x: number
 
@@ -102,13 +104,9 @@ def _dtype_of(x: types.Type) -> DType:
     return _DTYPES[x.dtype]
 
 
-def integer(value: Any, argument: str) -> int:
+@by_types
+def integer(value: types.Type, argument: types.Type) -> Any:
     """A number as C takes it."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(integer, prefer_literal=True, strict=False)  # type: ignore[untyped-decorator]
-def _integer(value: types.Type, argument: types.Type) -> Callable[..., Any]:
     name = str(getattr(argument, "literal_value", "value"))
     if isinstance(value, types.Omitted):
         default = np.int32(value.value)
@@ -125,38 +123,26 @@ def _integer(value: types.Type, argument: types.Type) -> Callable[..., Any]:
     return checked
 
 
-def integers(counts: Any, argument: str) -> Any:
+@by_types
+def integers(counts: types.Type, argument: types.Type) -> Any:
     """Counts as C takes them, each of which the engine checks."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(integers, prefer_literal=True, strict=False)  # type: ignore[untyped-decorator]
-def _integers(counts: types.Type, argument: types.Type) -> Callable[..., Any]:
     if not isinstance(counts, types.Array) or not isinstance(counts.dtype, types.Integer):
         name = getattr(argument, "literal_value", "counts")
         raise TypeError(f"{name}: {counts} given, expected an array of integers")
     return lambda counts, argument: counts.astype(np.uint64)
 
 
-def started(request: Any) -> int:
+@by_types
+def started(request: types.Type) -> Any:
     """The address of what isend and irecv return."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(started, strict=False)  # type: ignore[untyped-decorator]
-def _started(request: types.Type) -> Callable[..., Any]:
     if request != types.Array(types.int64, 1, "C"):
         raise TypeError(f"request: {request} given, expected what isend or irecv has returned")
     return lambda request: request.ctypes.data
 
 
-def op_number(op: Any, x: Any) -> int:
+@by_types
+def op_number(op: Any, x: types.Type) -> Any:
     """The number of a reduction op for an array: of a name, which the code must contain literally, or a ReduceOp."""
-    raise NotImplementedError("only compiled code calls this")
-
-
-@overload(op_number, prefer_literal=True, strict=False)  # type: ignore[untyped-decorator]
-def _op_number(op: Any, x: types.Type) -> Callable[..., Any]:
     if isinstance(op, types.UnicodeType):
         return lambda op, x: literally(op)
     name = op.value if isinstance(op, types.Omitted) else getattr(op, "literal_value", op)

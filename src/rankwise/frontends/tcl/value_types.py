@@ -79,10 +79,6 @@ def _integer(word: str) -> int:
     return number
 
 
-def _operand_or_number(handles: Handles, word: str) -> Any:
-    return handles.tensors[word] if word in handles.tensors else number_of(word)
-
-
 def _handle_of_tensor(handles: Handles, word: str) -> str:
     handles.tensor(word)
     return word
@@ -129,7 +125,11 @@ _BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0"
 
 TENSOR = ValueType("tensor", "Must be a tensor handle.", Handles.tensor)
 OPERAND = ValueType("tensor", TENSOR.must, Handles.operand)
-OTHER = ValueType("tensor or number", "Must be a tensor handle or a number.", _operand_or_number)
+OTHER = ValueType(
+    "tensor or number",
+    "Must be a tensor handle or a number.",
+    lambda handles, word: handles.tensors[word] if word in handles.tensors else number_of(word),
+)
 WEIGHTS = ValueType("tensor", "Must be a tensor handle, or empty for none.", _optional(Handles.tensor))
 TENSOR_HANDLE = ValueType("tensor", TENSOR.must, _handle_of_tensor)
 TENSORS = ValueType("list of tensors", "Must be a list of tensor handles.", _all_of(Handles.operand))

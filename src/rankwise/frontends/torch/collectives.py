@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BarrierOptions
 from torch.distributed import (
@@ -14,13 +16,14 @@ from torch.distributed import (
     AllreduceOptions,
     BroadcastOptions,
     GatherOptions,
+    ReduceOp,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
     Work,
 )
 
-from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.errors import CollectiveTimeout, UnsupportedError
 from rankwise.contract.operations import (
     ALL_GATHER,
     ALL_GATHER_V,
@@ -36,7 +39,6 @@ from rankwise.contract.operations import (
     SCATTER,
     Call,
 )
-from rankwise.frontends.torch import sparse
 from rankwise.frontends.torch.core import UNSET, Core, a_list, with_options
 from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
@@ -76,7 +78,7 @@ class TorchCollectives(Core):
         if len(tensors) == 1:
             (tensor,) = tensors
             if tensor.is_sparse:
-                return sparse.all_reduce(self, tensor, opts)
+                return self._all_reduce_sparse(tensor, opts)
             how = reduction(opts.reduceOp, tensor.dtype)
             if how.in_place and is_plain(tensor):
                 ptr = tensor.data_ptr()
@@ -346,6 +348,36 @@ class TorchCollectives(Core):
                 work.wait()
         except CollectiveTimeout as error:
             raise MonitoredBarrierError(error, self._rank, wait_all_ranks) from error
+
+    def _all_reduce_sparse(self, tensor: Tensor, opts: Any) -> Work | None:
+        """Sum a COO tensor, in place: every rank gathers the entries of all, and adds them up in rank order."""
+        if opts.reduceOp.op != ReduceOp.SUM:
+            raise UnsupportedError(f"all_reduce of sparse tensors with {opts.reduceOp.op}", "rankwise", "", "use SUM")
+
+        def body() -> None:
+            with torch.no_grad():
+                tensor.copy_(self._sparse_sum(tensor.detach().coalesce()))
+
+        return self.run_body(partial(self.comm.call, body), opts, [tensor], "all_reduce")
+
+    def _sparse_sum(self, given: Tensor) -> Tensor:
+        # The shape goes along: ranks with different ones must not add them up.
+        mine = torch.tensor([given._nnz(), given.sparse_dim(), *given.shape], dtype=torch.int64)
+        size = self._size
+        found = torch.empty((size, len(mine)), dtype=torch.int64)
+        self._gather_entries(mine, found, [len(mine)] * size)
+        if not torch.equal(found[:, 1:], mine[1:].expand(size, -1)):
+            raise ValueError(f"sparse all_reduce: the ranks have different shapes: {found[:, 2:].tolist()}")
+        entries = found[:, 0].tolist()
+        indices, values = given.indices().t().contiguous(), given.values().contiguous()
+        all_indices = indices.new_empty((sum(entries), indices.shape[1]))
+        all_values = values.new_empty((sum(entries), *values.shape[1:]))
+        self._gather_entries(indices, all_indices, [n * indices.shape[1] for n in entries])
+        self._gather_entries(values, all_values, [n * prod(values.shape[1:]) for n in entries])
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, given.shape, check_invariants=False).coalesce()
+
+    def _gather_entries(self, mine: Tensor, out: Tensor, counts: list[int]) -> None:
+        self.collectives.all_gather_v(mine.data_ptr(), out.data_ptr(), counts, moved(mine.dtype))
 
     def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> tuple[Any, int]:
         """The options of an operation with a root, which torch's short forms pass by position or by name; the root."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from threading import Thread, get_ident
 from typing import Any
@@ -18,7 +19,6 @@ from torch.distributed import Work
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
-from rankwise.frontends.torch.gradients import warn_in_backward
 from rankwise.frontends.torch.tensors import Memory, packed
 from rankwise.frontends.torch.work import Done, Results, Started
 from rankwise.group.base import nothing
@@ -182,3 +182,30 @@ def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any)
 
 def a_list(value: Any) -> list[Tensor]:
     return value if type(value) is list or not isinstance(value, torch.Tensor) else [value]
+
+
+def warn_in_backward(written: Sequence[Tensor], operation: str) -> None:
+    """Have the backward pass warn where it comes by one of the tensors that `operation` writes in place.
+
+    Autograd did not record that. For backends that torch's C++ calls, its dispatcher gives this warning; torch calls
+    the methods of a Python ProcessGroup without it.
+    """
+    for tensor in written:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            hook = _hook(operation)
+            followed = tensor if tensor._base is None else tensor._base  # gradients of a view pass through its base
+            if followed.requires_grad and hook not in (followed._backward_hooks or {}).values():
+                followed.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _hook(operation: str) -> Callable[[Tensor], None]:
+    def warn(grad: Tensor) -> None:
+        warnings.warn(
+            f"rankwise {operation}: an autograd kernel was not registered to the Autograd key(s) but we are trying to "
+            "backprop through it. Its gradient is that of a program without the operation. Call it within "
+            "torch.no_grad(), or use torch.distributed.nn.functional, whose operations have gradients",
+            stacklevel=2,
+        )
+
+    return warn

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import timedelta
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.distributed import Work
 
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.timeouts import check_timeout
-from rankwise.frontends.torch.allocation import RegisteredTensors
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.messages import TorchMessages
 from rankwise.frontends.torch.shrinking import Shrinking
@@ -17,7 +19,7 @@ from rankwise.frontends.torch.shrinking import Shrinking
 NAME = "rankwise"
 
 
-class Operations(TorchCollectives, TorchMessages, RegisteredTensors, Shrinking):
+class Operations(TorchCollectives, TorchMessages, Shrinking):
     """The operations of a process group for tensors in host memory over `comm`, which it owns."""
 
     supports_splitting = False  # a RankwiseGroup does; a Backend would have to return one to ranks outside every part
@@ -66,3 +68,22 @@ class Operations(TorchCollectives, TorchMessages, RegisteredTensors, Shrinking):
         for work in list(self._expected):
             work.settle()
         self._pending.close()
+
+    # ---- for FSDP2, if `module.set_allocate_memory_from_process_group_for_comm(True)` asks for registered memory ----
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A new tensor of `size` elements in registered memory, uninitialised as `torch.empty`'s.
+
+        The ranks' operations read and write it in place. On a backend without registered memory it is an
+        ordinary tensor. Its memory is used again for the next tensor of the same size.
+        """
+        memory = self.comm.allocate(size * dtype.itemsize, zeroed=False) if size else None
+        if memory is None:
+            return torch.empty(size, dtype=dtype)
+        return torch.frombuffer(np.asarray(memory), dtype=dtype, count=size)
+
+
+NAME = "rankwise"

@@ -46,14 +46,6 @@ def facts() -> list[Fact]:
     return found
 
 
-def _system() -> tuple[str, str]:
-    return f"{platform.system()} {platform.release()} {platform.machine()}", " ".join(platform.libc_ver())
-
-
-def _python() -> tuple[str, str]:
-    return f"{platform.python_version()}, rankwise {version('rankwise')}", sys.executable
-
-
 def _cores() -> tuple[str, str]:
     machine, affinity, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), usable_cores()
     limits = [f"{machine} in the machine", f"{affinity} by affinity"]
@@ -166,8 +158,11 @@ def _output(command: list[str]) -> str:
 
 
 FACTS: dict[str, Callable[[], tuple[str, str]]] = {
-    "system": _system,
-    "Python": _python,
+    "system": lambda: (
+        f"{platform.system()} {platform.release()} {platform.machine()}",
+        " ".join(platform.libc_ver()),
+    ),
+    "Python": lambda: (f"{platform.python_version()}, rankwise {version('rankwise')}", sys.executable),
     "cores": _cores,
     "NUMA nodes": _numa_nodes,
     "memory": _memory,
