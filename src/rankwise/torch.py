@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def _open(how: Any, options: object = None) -> RankwiseGroup | Operations:
-    from rankwise.frontends.torch.opening import open_group
+    from rankwise.frontends.torch.group import open_group
 
     return open_group(how)
 

@@ -17,8 +17,8 @@ import pytest
 import mpi_launchers
 from rankwise.testing import run_ranks
 from rankwise.tools.bench import rank
-from rankwise.tools.bench.algorithms import ALGORITHMS
 from rankwise.tools.bench.command import main, others, sizes
+from rankwise.tools.bench.libraries import ALGORITHMS
 from rankwise.tools.bench.rank import CASES, Point, Rankwise
 from rankwise.tools.bench.report import Row, algorithm_table, number, size_name, table
 

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from rankwise.frontends.torch.backend import ACCEPTED  # noqa: E402 - it needs torch
+from rankwise.frontends.torch.operations import ACCEPTED  # noqa: E402 - it needs torch
 
 dist = torch.distributed
 OnRanks = Callable[..., list[Any]]

@@ -52,7 +52,7 @@ dist.destroy_process_group()
 
 COMBINED = """
 import torch.testing._internal.distributed.fake_pg
-from rankwise.frontends.torch.backend import ACCEPTED
+from rankwise.frontends.torch.operations import ACCEPTED
 dist.init_process_group("cpu:gloo,meta:fake")
 for group in (dist.group.WORLD, dist.new_group()):
     assert dist.get_backend(group) == "cpu:gloo,meta:fake"

@@ -2,28 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import Work
+from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+from torch.distributed import Work, distributed_c10d
 
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import PeerLostError, UnsupportedError
+from rankwise.contract.message import ANY
+from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.timeouts import check_timeout
 from rankwise.frontends.torch.collectives import TorchCollectives
-from rankwise.frontends.torch.messages import TorchMessages
-from rankwise.frontends.torch.shrinking import Shrinking
+from rankwise.frontends.torch.core import Core, in_a_thread
+from rankwise.frontends.torch.reductions import moved
+from rankwise.frontends.torch.tensors import source, target
+from rankwise.system.membership import LEFT_OUT, Membership
+from rankwise.system.settings import Settings
 
 NAME = "rankwise"
 
+MAKES_THE_GROUP = "_create_shrunk_process_group"
+"""The function of torch's that makes the new group, which `group` replaces for groups of rankwise."""
 
-class Operations(TorchCollectives, TorchMessages, Shrinking):
+
+class TorchMessages(Core):
+    """Messages match by source and tag, in the order sent. Both calls return at once; `wait` completes them."""
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
+        (tensor,) = tensors
+        memory = source(tensor)
+        if memory.pack is not None:
+            memory.pack()  # a message begins when it is called, not when the stream comes to it
+        dst, number = self._check_root(dstRank), _check_tag(tag)
+        work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), dst, number, (tensor, memory))
+        return self._begun(work, tensors, None, memory, in_a_thread(work))
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
+        return self._receive(tensors, self._check_root(srcRank), tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        """Receive from any rank; the Work's `_source_rank` returns the sender."""
+        if not self.comm.any_source:
+            raise UnsupportedError("recv from any rank", type(self.comm).__name__, "", "name the source")
+        return self._receive(tensors, ANY, tag)
+
+    def _receive(self, tensors: list[Tensor], src: int, tag: int) -> Work:
+        (tensor,) = tensors
+        memory = target(tensor)
+        number, keep = _check_tag(tag), (tensor, memory)
+        work: Any = self.comm.recv(memory.ptr, memory.count, moved(memory.dtype), src, number, keep)
+
+        def finish() -> int:
+            if memory.finish is not None:
+                memory.finish()
+            return work.source if src == ANY else src
+
+        return self._begun(work, tensors, finish, memory, in_a_thread(work))
+
+
+class Operations(TorchCollectives, TorchMessages):
     """The operations of a process group for tensors in host memory over `comm`, which it owns."""
 
     supports_splitting = False  # a RankwiseGroup does; a Backend would have to return one to ranks outside every part
     supports_coalescing = False
+    supports_shrinking = hasattr(distributed_c10d, MAKES_THE_GROUP)
 
     def rank(self) -> int:
         return self._rank
@@ -85,5 +133,67 @@ class Operations(TorchCollectives, TorchMessages, Shrinking):
             return torch.empty(size, dtype=dtype)
         return torch.frombuffer(np.asarray(memory), dtype=dtype, count=size)
 
+    # ---- what torch.distributed.shrink_group asks of a backend ----
 
-NAME = "rankwise"
+    def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Communicator:
+        """A communicator of all ranks that are not excluded. All of them must live, and call this with the same ranks.
+
+        If one of them is lost, every caller raises a PeerLostError that names it, and may call this again to exclude it
+        too. shrink_flags: SHRINK_ABORT fails this group first, so that its pending operations end. opts_override: a
+        Backend.Options, whose timeout the new communicator gets.
+        """
+        exclude = list(ranks_to_exclude)
+        if shrink_flags & distributed_c10d.SHRINK_ABORT:
+            with suppress(UnsupportedError):
+                self.comm.abort(f"shrink_group({exclude}, shrink_flags=SHRINK_ABORT)")
+        comm = self.comm.shrink(exclude)
+        missing = sorted(set(range(self._size)).difference(exclude, comm.former_ranks or ()))
+        if missing:
+            comm.close()
+            how = self.comm.failed().get(missing[0], "")
+            text = f"shrink_group({exclude}): rank {missing[0]} {how}; exclude {ranks_in_words(missing)} as well"
+            raise PeerLostError(text, rank=missing[0], how=how, operation="shrink")
+        settings = Settings.read()
+        if self._size == settings.world_size:  # so these are the job's ranks, with their numbers
+            Membership.of(settings).note(exclude, LEFT_OUT)
+        comm.timeout = self.comm.timeout if opts_override is None else opts_override._timeout.total_seconds()
+        return comm
+
+
+def _check_tag(tag: int) -> int:
+    if tag < 0:
+        raise ValueError(f"tag={tag}: expected 0 or more")
+    return tag
+
+
+ACCEPTED = hasattr(_DistributedBackendOptions, "process_group")
+"""Whether this torch accepts a Backend that is written in Python, as 2.14 and later do."""
+
+
+class RankwiseBackend(Operations, Backend):
+    """The CPU's backend of the process group `name`, over `comm`. ranks: its members' in torch's default group."""
+
+    def __init__(self, comm: Communicator, name: str, ranks: Sequence[int]) -> None:
+        Backend.__init__(self, comm.rank, comm.world_size)
+        Operations.__init__(self, comm)
+        self._options = Backend.Options(NAME, timedelta(seconds=comm.timeout))
+        self._options.global_ranks_in_group = list(ranks)
+        self._options.group_name = name
+        _open.add(self)
+
+    @property
+    def options(self) -> Backend.Options:
+        return self._options
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        _open.discard(self)
+
+
+# torch's wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL keeps only the C++ half of a Backend alive, which has no operations.
+_open: set[RankwiseBackend] = set()
+
+
+def operations_over(comm: Communicator, name: str, ranks: Sequence[int] = ()) -> Operations:
+    """Those of the process group `name`, where possible as a Backend. ranks: its members' in torch's default group."""
+    return RankwiseBackend(comm, name, ranks) if ACCEPTED else Operations(comm)

@@ -40,7 +40,7 @@ def substitute(name: str) -> None:
 
 def _with_rankwise(backend: str, name: str) -> str | None:
     """`backend` with rankwise in place of `name` for the CPU; None if it is to stay as it is."""
-    from rankwise.frontends.torch.backend import ACCEPTED
+    from rankwise.frontends.torch.operations import ACCEPTED
 
     devices: dict[str, str] = BackendConfig(Backend(backend)).get_device_backend_map()
     if devices.get("cpu") != name:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from rankwise.contract.ranks import count_of_ranks
 from rankwise.tools.bench import libraries
-from rankwise.tools.bench.algorithms import ALGORITHMS, launches, memory
+from rankwise.tools.bench.libraries import ALGORITHMS, launches, memory
 from rankwise.tools.bench.rank import CASES, Case
 from rankwise.tools.bench.report import OURS, Machine, Progress, Row, algorithm_table, note, table
 from rankwise.tools.bench.timing import Bench, Contender

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from rankwise._native import algorithms
 from rankwise.tools.bench.workers import Launch, WorkersError
 from rankwise.tools.mpi import AS_ROOT, mpi_launcher
 
@@ -45,3 +48,24 @@ def peer(name: str) -> Launch:
             install = f"{sys.executable} -m venv {home} && {python} -m pip install numpy mpi4py {name}"
             raise WorkersError(f"it is not installed: {install}")
     return Launch("mpi", (mpiexec, "-n", "{n}"), (str(python),), OPEN_MPI)
+
+
+# ---- each algorithm of the native engine forced, as a contender of its own ----
+
+ALGORITHMS: dict[str, list[str]] = algorithms()
+"""By operation."""
+
+
+def launches(ours: Launch, operations: Sequence[str]) -> dict[str, Launch]:
+    """How to start rankwise with each algorithm of these operations forced, by the algorithm's name."""
+    names = dict.fromkeys(name for operation in operations for name in ALGORITHMS[operation])
+    forced = {name: ",".join(f"{op}={name}" for op in operations if name in ALGORITHMS[op]) for name in names}
+    return {
+        name: replace(ours, environment={**ours.environment, "RANKWISE_ALGORITHM": choice})
+        for name, choice in forced.items()
+    }
+
+
+def memory(name: str) -> str:
+    """The memory of the arrays of the contender with this name: an algorithm for registered memory needs such."""
+    return "registered" if name.startswith("registered") else "numpy"

@@ -14,8 +14,8 @@ from dataclasses import replace
 from rankwise._native import thresholds
 from rankwise.system.tuning_file import NEVER, NONE, Measured, TuningFile, load, path_of, save
 from rankwise.tools.bench import libraries
-from rankwise.tools.bench.algorithms import ALGORITHMS, launches
 from rankwise.tools.bench.command import check_operations, start
+from rankwise.tools.bench.libraries import ALGORITHMS, launches
 from rankwise.tools.bench.rank import CASES
 from rankwise.tools.bench.report import OURS, Machine, Progress, algorithm_table, note, size_name
 from rankwise.tools.bench.timing import Bench, Contender
