@@ -36,7 +36,7 @@ def test_a_long_wait_is_reported_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_job_that_can_never_go_on_fails(tmp_path: Path) -> None:
-    done = run(tmp_path, SHORT + "comm.Split(0).recv(source=1 - comm.rank)\n")
+    done = run(tmp_path, SHORT + "part = comm.Split(0)\npart.Barrier() if comm.rank else part.recv(source=1)\n")
     assert done.returncode == 1
     assert "every rank of the job has waited for 0.8 s, and none can go on" in done.stderr
 
