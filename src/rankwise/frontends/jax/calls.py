@@ -7,14 +7,23 @@ and all ranks make theirs in one order.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax._src import core, effects
 from jax.extend.core import Primitive
@@ -22,8 +31,8 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from rankwise import Group
 from rankwise.contract.types import ReduceOp
-from rankwise.frontends.jax import library
 from rankwise.group.group import RENEWALS
+from rankwise.system.library import get_include, get_library
 
 
 class What(IntEnum):
@@ -83,7 +92,7 @@ def bind(call: Call, *operands: Any) -> list[Any]:
 
 @lru_cache(1)
 def _prepare() -> None:
-    library.register()
+    _register()
     RENEWALS.append(jax.clear_caches)  # compiled functions have the numbers of the default group
     atexit.register(jax.effects_barrier)  # before the groups are closed
 
@@ -117,7 +126,7 @@ def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
     in_place = call.what in (What.BROADCAST, What.ALL_REDUCE, What.NOTHING)
     rule = jax.ffi.ffi_lowering(
-        library.TARGET,
+        _TARGET,
         has_side_effect=True,
         operand_output_aliases={0: 0} if in_place else None,
         operand_layouts=_layouts(inner.avals_in),
@@ -196,3 +205,50 @@ def _mapped(operands: Sequence[Any], dims: Sequence[int], *, call: Call) -> tupl
 
 
 batching.primitive_batchers[_call] = _mapped
+
+
+# ---- the function that XLA calls: compiled once against the installed headers, and kept in the cache ----
+
+_SOURCE = Path(__file__).with_name("calls.cpp")
+_TARGET = "rankwise_call"
+"""Its name in XLA."""
+
+
+@lru_cache(1)
+def _register() -> None:
+    """Make the name known to XLA.
+
+    Raises RuntimeError if there is no C++ compiler, or if it fails.
+    """
+    function = ctypes.CDLL(str(_compiled())).rankwise_jax_call
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(function), platform="cpu")
+
+
+def _compiled() -> Path:
+    """The library, which is compiled if this combination of versions has none yet."""
+    headers, engine = jax.ffi.include_dir(), Path(get_library())
+    parts = (_SOURCE.read_text(), jaxlib.__version__, headers, str(engine), str(engine.stat().st_mtime_ns))
+    name = f"jax-{sha256(repr(parts).encode()).hexdigest()[:16]}.so"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankwise"
+    if (folder / name).exists():
+        return folder / name
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    if shutil.which(compiler[0]) is None:
+        raise RuntimeError(
+            f"rankwise.jax: no C++ compiler {compiler[0]!r}, which compiles its call for jaxlib {jaxlib.__version__} "
+            "once; install one (apt install g++), or name it in CXX"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:  # several ranks may compile it at once
+        made = Path(own, name)
+        flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC"]
+        link = [f"-I{headers}", f"-I{get_include()}", str(engine), f"-Wl,-rpath,{engine.parent}"]
+        command = [*compiler, *flags, str(_SOURCE), *link, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(
+                f"rankwise.jax: its call cannot be compiled for jaxlib {jaxlib.__version__}: "
+                f"{shlex.join(command)}\n{done.stderr[-2000:]}"
+            )
+        os.replace(made, folder / name)
+    return folder / name

@@ -15,9 +15,7 @@ from rankwise.frontends.mpi4py import comm as _comm
 from rankwise.frontends.mpi4py import datatypes as _datatypes
 from rankwise.frontends.mpi4py import errors as _errors
 from rankwise.frontends.mpi4py import ops as _ops
-from rankwise.frontends.mpi4py.absent import Absent as _Absent
-from rankwise.frontends.mpi4py.absent import add_absent as _add_absent
-from rankwise.frontends.mpi4py.absent import missing as _missing
+from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.buffers import bytes_of as _bytes_of
 from rankwise.frontends.mpi4py.comm import (
     COMM_NULL,
@@ -45,7 +43,6 @@ from rankwise.frontends.mpi4py.datatypes import (
 from rankwise.frontends.mpi4py.errors import Exception
 from rankwise.frontends.mpi4py.groups import CONGRUENT, GROUP_EMPTY, GROUP_NULL, IDENT, SIMILAR, UNEQUAL, Group
 from rankwise.frontends.mpi4py.info import INFO_ENV, INFO_NULL, Info
-from rankwise.frontends.mpi4py.memory import buffer
 from rankwise.frontends.mpi4py.messages import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from rankwise.frontends.mpi4py.ops import Op
 from rankwise.frontends.mpi4py.pickling import PICKLE as pickle
@@ -193,14 +190,14 @@ _sizeof, _addressof, _handleof = (
     _errors.lacks(f"MPI.{name} (C handles)") for name in ("_sizeof", "_addressof", "_handleof")
 )
 ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
-    _Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
+    _errors.Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
 )
 File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
-    _Absent(f"MPI.{name}")
+    _errors.Absent(f"MPI.{name}")
     for name in ("File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
 )
-_add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status, Win)
+_errors.add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status, Win)
 
 
 def __getattr__(name: str) -> Any:
-    return _missing(name)
+    return _errors.missing(name)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rankwise.frontends.mpi4py import specs
+from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.collectives import BufferCollectives
 from rankwise.frontends.mpi4py.context import TAG_UB, Context
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from rankwise.frontends.mpi4py.info import Info
-from rankwise.frontends.mpi4py.memory import buffer
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
 from rankwise.frontends.mpi4py.pending import Pending
 from rankwise.frontends.mpi4py.requests import Request

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.frontends.mpi4py.buffers import Bytes
+from rankwise.frontends.mpi4py.buffers import Bytes, buffer
 from rankwise.frontends.mpi4py.datatypes import Datatype
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.memory import buffer
 
 
 class Operation:

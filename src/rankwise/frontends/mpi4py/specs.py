@@ -14,9 +14,8 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.numpy import address as address
 from rankwise.contract.operations import divided
 from rankwise.contract.types import DType
-from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
+from rankwise.frontends.mpi4py.buffers import Bytes, array_of, bytes_of
 from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, Layout, as_datatype
-from rankwise.frontends.mpi4py.dlpack import array_of
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 

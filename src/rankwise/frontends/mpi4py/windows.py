@@ -10,11 +10,11 @@ import numpy as np
 
 from rankwise import CollectiveTimeout, Group, PeerLostError, UnsupportedError
 from rankwise.frontends.mpi4py import groups
+from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.info import Info
-from rankwise.frontends.mpi4py.memory import buffer
 from rankwise.frontends.mpi4py.status import PROC_NULL
 from rankwise.frontends.mpi4py.world import WORLD
 
