@@ -81,6 +81,25 @@ def test_counters_and_locks_between_hosts(mpi: Path) -> None:
         assert ran.stdout.count(f"rank {rank}: all is as it should be") == 1
 
 
+def test_a_rank_may_close_a_group_with_counters_before_the_others(mpi: Path) -> None:
+    """MPI frees a window when all ranks do: the others close one group later, and the other one at their end."""
+    code = """
+part, other = group.dup(), group.dup()
+for each in (part, other):
+    each.comm.words(1)
+if group.rank == 0:
+    part.close(0.1)
+    other.close(0.1)
+    group.send(1, 1)
+else:
+    group.recv((), 0, dtype=int)
+    part.close()
+print("closed")
+"""
+    ran = program(mpi, 2, code)
+    assert (ran.returncode, ran.stdout) == (0, "closed\nclosed\n"), ran.stderr
+
+
 def test_blocks_larger_than_mpi_can_count(mpi: Path) -> None:
     """The way MPIs before version 4 move more than 2^31 bytes; here the limit is set to 100."""
     code = """

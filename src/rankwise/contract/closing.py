@@ -33,13 +33,14 @@ class ClosingOrder(IntEnum):
     """The order of closing: streams first, since functions queued on them may use communicators.
 
     Works are checked before communicators close, because closing makes pending operations fail, and
-    again afterwards, because pending operations may have run until then.
+    again afterwards, because pending operations may have run until then. Last come waits for the other ranks' ends.
     """
 
     STREAMS = 0
     WORKS = 1
     COMMUNICATORS = 2
     LAST_WORKS = 3
+    ENGINES = 4
 
 
 CLOSE_TIMEOUT = 1.0  # seconds that close() gives pending work by default

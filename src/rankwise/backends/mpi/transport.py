@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.words import SharedWords
 
 if TYPE_CHECKING:
@@ -103,7 +105,9 @@ class WindowWords(SharedWords):
         transport.comm.Barrier()
         self.window.Lock_all()
         self._sum = mpi.SUM
-        self._lock = transport.lock or threading.RLock()
+        self._lock, self._concurrent = transport.lock or threading.RLock(), transport.concurrent
+        self._number = next(_numbers)
+        self._thread: threading.Thread | None = None
 
     def add(self, index: int, n: int) -> int:
         before, change = np.empty(1, np.int64), np.array([n], np.int64)
@@ -115,12 +119,39 @@ class WindowWords(SharedWords):
         self._step(lambda: self.window.Compare_and_swap(new, old, found, 0, index))
         return int(found[0]) == before
 
-    def free(self) -> None:
-        """Collective."""
+    def free(self, seconds: float | None) -> None:
+        """Free the window, for which MPI waits until all ranks do: in a thread, for which this call waits so long.
+
+        None: only at the end of the process, as also where MPI allows one call at a time.
+        """
+        _closed.append(self)
+        if seconds is not None and self._concurrent:
+            self._thread = threading.Thread(target=self._free, name="rankwise mpi words", daemon=True)
+            self._thread.start()
+            self._thread.join(seconds)
+
+    def _free(self) -> None:
         self.window.Unlock_all()
         self.window.Free()
+        _closed.remove(self)
 
     def _step(self, step: Callable[[], Any]) -> None:
         with self._lock:
             step()
             self.window.Flush(0)
+
+
+_numbers = count()  # in the order made, which is the same on all ranks
+_closed: list[WindowWords] = []  # those whose windows are not free yet
+
+
+def _free_all(_left: Callable[[], float]) -> None:
+    """The process ends: MPI's Finalize will wait for the other ranks too, but hangs if a thread is in a call of MPI."""
+    for words in sorted(_closed, key=attrgetter("_number")):
+        if words._thread is None:
+            words._free()
+        else:
+            words._thread.join()
+
+
+close_at_exit(ClosingOrder.ENGINES, _free_all)
