@@ -95,6 +95,12 @@ def take_the_lock(group: rw.Group) -> None:
             pass
 
 
+def close(group: rw.Group) -> None:
+    """Before a message is received."""
+    group.isend(np.zeros(100_000), 2, 1)
+    group.close(0.1)
+
+
 def idle(group: rw.Group) -> None:
     """Make no call."""
 
@@ -110,6 +116,7 @@ FAULTS: dict[str, tuple[Step, Step, Step]] = {
     "store that is stopped, found by a counter": (count, count, count),
     "store that cannot be reached": (idle, idle, idle),
     "exception in a collective": (be_interrupted, all_reduces, all_reduces),
+    "group that a rank closes too early": (close, recv, all_reduce),
     "message that does not come": (idle, idle, recv_in_vain),
 }
 """What rank 3, the other rank of its host, and the ranks of the other host do."""

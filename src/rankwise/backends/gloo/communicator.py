@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -292,8 +293,9 @@ class GlooCommunicator(ComposedCommunicator):
         try:
             if healthy:
                 self._channel.flush(end)
-            self._known.leave()
         finally:
+            with suppress(ConnectionError):  # the store's process has ended, and nobody asks it
+                self._known.leave()
             self._channel.close(max(0.0, end - time.monotonic()))
             self._transport.close()
             self._envelopes = None

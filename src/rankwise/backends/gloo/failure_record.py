@@ -47,7 +47,8 @@ class FailureRecord:
             ranks = {rank: AtRank(call) for rank, call in sorted(found.items())}
             failure = Failure(TIMEOUT, ranks=ranks, to_blame=missing, limit=limit)
         elif missing:
-            rank, how = next(iter(lost.items()), (missing[0], f"its connection failed ({reason(error)})"))
+            cut_off = next((rank for rank in self._store.cut_off if rank in missing), missing[0])
+            rank, how = next(iter(lost.items()), (cut_off, f"its connection failed ({reason(error)})"))
             failure = Failure(LOST, to_blame=(rank,), how=how)
         elif len({state["call"] for state in states.values()}) > 1:
             return calls.mismatch({rank: state["call"] for rank, state in states.items()}, sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rankwise.backends.composed.work_queue import WorkQueue
@@ -29,6 +30,7 @@ class GroupStore(TorchStore):
         super().__init__(store.connection, store.prefix)
         self.rank, self.world_size = rank, len(identities)
         self._identities, self.patience = identities, patience
+        self.cut_off: list[int] = []
         self._lost: dict[int, str] = {}
         self._queue = WorkQueue("rankwise store")
         self._answers = True
@@ -52,11 +54,12 @@ class GroupStore(TorchStore):
         return dict(sorted(self._lost.items()))
 
     def has_left(self, rank: int) -> bool:
-        """Whether this rank is known to have closed the group."""
-        try:
-            return self.check([f"left/{rank}"])
-        except ConnectionError:
-            return False
+        """Whether this rank, to which a connection has ended, is known to have closed the group; else it is cut off."""
+        with suppress(ConnectionError):
+            if self.check([f"left/{rank}"]):
+                return True
+        self.cut_off.append(rank)
+        return False
 
     def leave_out(self, rank: int) -> None:
         """The others have agreed to go on without this rank."""

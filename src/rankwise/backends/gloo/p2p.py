@@ -264,7 +264,7 @@ class Channel(composed.Channel):
             self._left[peer] = error
             ended = self._closed or self._failure is not None
             wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)
-        if not ended and (wanted or not self._has_left(peer)):
+        if not ended and (not self._has_left(peer) or wanted):
             self.failed(error, "recv")  # which calls `fail`
 
     def _out_of_reach(self, src: int) -> Exception | None:
