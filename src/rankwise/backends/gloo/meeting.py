@@ -188,7 +188,7 @@ def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: b
         _openings[master] += 1
         connection, number = _stores[master], _openings[master]
     store = TorchStore(connection).under(f"{job.id} {number}")
-    if serves and not leads:
+    if serves is not leads:  # else in the meeting, or when it is first needed
         store.connection()
     return store
 
