@@ -24,7 +24,7 @@ from gloo_in_threads import Queues, QueueTransport
 
 
 class QueuePeers:
-    """What the algorithm needs of `mpi.peers.MpiPeers`."""
+    """What the algorithm needs of `mpi.transport.MpiPeers`."""
 
     def __init__(self, queues: Queues, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size

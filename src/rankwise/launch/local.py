@@ -20,16 +20,23 @@ from types import TracebackType
 
 from rankwise._native import Segment, usable_cores
 from rankwise.contract.timeouts import check_timeout
-from rankwise.launch import compiled, rank_variables
+from rankwise.launch import rank_variables
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
 from rankwise.launch.limits import check_ranks, too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
-from rankwise.launch.rank_process import OWN_SESSION, SAME_SESSION, RankProcess, leave_terminal, leftovers, placed
+from rankwise.launch.rank_process import (
+    OWN_SESSION,
+    SAME_SESSION,
+    RankProcess,
+    Watchdog,
+    leave_terminal,
+    leftovers,
+    placed,
+)
 from rankwise.launch.standard_input import StandardInput
 from rankwise.launch.terminal import Terminal
-from rankwise.launch.watchdog import Watchdog
 from rankwise.system.membership import DONE, LEFT_OUT, Membership
 from rankwise.system.settings import FAILURES_MEMFD, OF_SOME_JOBS, SPANS_MEMFD, STATE_MEMFD, Settings
 
@@ -341,7 +348,7 @@ class LocalJob:
         )
         for name in OF_SOME_JOBS:
             env.pop(name, None)  # set by a launcher, or torchrun, around this one
-        env.update(compiled.variables())
+        env.update(rank_variables.of_tuning())
         env.update(self._terminal.variables)
         nodes = self.nodes
         master, node = (self._port.getsockname(), None) if nodes is None else (nodes.master, nodes.node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
 import sys
 import termios
 from collections.abc import Collection, Iterator, Sequence
@@ -16,7 +17,6 @@ from rankwise.system.words import signal_name
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:
-    import subprocess
     from typing import IO, Any
 
     from rankwise.contract.failure import Failure
@@ -204,3 +204,33 @@ def leftovers(ranks: Sequence[RankProcess]) -> bool:
             pass  # none of them is a child of this process
         left = rank.signal_group(0) or left
     return left
+
+
+# Reads process ids, one per line, until end-of-file: when the launcher has ended, and so has every rank that had not
+# yet run its command.
+_PROGRAM = 'groups=; while read -r pid; do groups="$groups -$pid"; done; [ -z "$groups" ] || kill -KILL $groups'
+
+
+class Watchdog:
+    """The *watchdog* of a job: a shell that only waits for its launcher to die, and then kills the ranks' groups."""
+
+    def __init__(self) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # a signal to the launcher's group must not end it
+            bufsize=0,
+        )
+
+    def add(self, pid: int) -> None:
+        """Watch the group whose first process is `pid`. The launcher calls this, or the new process itself."""
+        assert self._shell.stdin is not None
+        os.write(self._shell.stdin.fileno(), b"%d\n" % pid)
+
+    def end(self) -> None:
+        """End the watchdog when the job is over; it leaves the groups alone."""
+        self._shell.kill()
+        self._shell.communicate()

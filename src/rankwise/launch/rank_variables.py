@@ -1,6 +1,12 @@
-"""The variables that say which rank a process is, and of which job: rankwise's, and those of torch.distributed."""
+"""The variables that say which rank a process is, and of which job: rankwise's, and those of torch.distributed;
+and the variable with the thresholds of the tuning file."""
 
 from __future__ import annotations
+
+import os
+
+from rankwise._native import thresholds
+from rankwise.system.tuning_folder import folder
 
 Address = tuple[str, int]
 
@@ -28,3 +34,24 @@ def of_rank(
             "GROUP_WORLD_SIZE": nodes,
         }
     return {name: str(value) for name, value in found.items()}
+
+
+def of_tuning() -> dict[str, str]:
+    """RANKWISE_THRESHOLDS, if a tuning file is in force: ranks that are compiled programs cannot read its JSON.
+
+    It is "invalid: <why>" for a file that cannot be used.
+    """
+    named = os.environ.get("RANKWISE_TUNING") or None
+    if named is None and not os.path.isdir(folder()):  # as on most machines
+        return {}
+    from rankwise.system import tuning_file  # slow to import
+
+    path = tuning_file.in_force(named)
+    if path is None:
+        return {}
+    given = "tuning file" if named is None else "environment variable RANKWISE_TUNING: tuning file"
+    try:
+        values = tuning_file.load(path, thresholds(), given).values()
+    except ValueError as error:
+        return {"RANKWISE_THRESHOLDS": f"invalid: {error}"}
+    return {"RANKWISE_THRESHOLDS": ",".join(f"{cores}.{name}={size}" for cores, name, size in values)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.partial import Partial
-from rankwise.backends.mpi.peers import MpiPeers
+from rankwise.backends.mpi.transport import MpiPeers
 
 
 def all_reduce(peers: MpiPeers, ptr: int, count: int, partial: Partial) -> None:

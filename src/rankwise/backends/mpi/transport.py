@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate, count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -155,3 +156,35 @@ def _free_all(_left: Callable[[], float]) -> None:
 
 
 close_at_exit(ClosingOrder.ENGINES, _free_all)
+
+
+class MpiPeers:
+    """Messages between the ranks during a collective. Sizes are in bytes; one of 0 bytes is not sent.
+
+    `wait` waits for what `send` and `recv` return.
+
+    They travel over a duplicate of the communicator, so that no receive of the program can match them. The ranks make
+    it together, in the first call that uses it.
+    """
+
+    def __init__(self, transport: Transport, duplicate: Callable[[], Any]) -> None:
+        self._transport, self._duplicate = transport, duplicate
+        self.rank, self.world_size = transport.rank, transport.world_size
+
+    @cached_property
+    def _comm(self) -> Any:
+        return self._duplicate()
+
+    def send(self, ptr: int, size: int, peer: int) -> Any:
+        return self._comm.Isend(self._transport.bytes(ptr, size), peer) if size else None
+
+    def recv(self, ptr: int, size: int, peer: int) -> Any:
+        return self._comm.Irecv(self._transport.bytes(ptr, size), peer) if size else None
+
+    def wait(self, pending: Any) -> None:
+        if pending is not None:
+            pending.Wait()
+
+    def close(self) -> None:
+        if "_comm" in vars(self):
+            self._comm.Free()
