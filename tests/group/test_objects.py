@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import pickle
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,3 +165,25 @@ def test_a_job_that_trusts_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("RANKWISE_ALLOW_PICKLE", "1")
     run_ranks(trusting, 2)
+
+
+def test_large_objects_need_no_more_memory_than_they_must() -> None:
+    """In parts of one object's size: encoded objects, what is sent and what is received, and the objects received."""
+
+    def peaks(group: Group) -> list[float]:
+        size = 4 << 20
+        given = [bytes(size)] * 2
+        found = []
+        for call in (
+            lambda: group.scatter_object(given, allow_pickle=True),
+            lambda: group.gather_object(given[0], allow_pickle=True),
+            lambda: group.all_gather_object(given[0], allow_pickle=True),
+        ):
+            tracemalloc.start()
+            call()
+            found.append(round(tracemalloc.get_traced_memory()[1] / size, 1))
+            tracemalloc.stop()
+        return found
+
+    first, second = run_ranks(peaks, 2, backend="shm")
+    assert (np.array([first, second]) <= [[5, 5, 5], [2, 2, 5]]).all(), (first, second)

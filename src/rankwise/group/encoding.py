@@ -42,13 +42,16 @@ def pickled(obj: Any) -> tuple[bytes, list[Bytes]]:
     return pickle.dumps(obj, 5, buffer_callback=_keeper(buffers)), buffers
 
 
-def decode(stream: bytes, buffers: Sequence[Bytes], allow_pickle: bool, rank: int) -> Any:
+def decode(stream: Any, buffers: Sequence[Bytes], allow_pickle: bool, rank: int) -> Any:
     """Decode an object that `rank` encoded. Its arrays use the memory of the buffers, so that must be writable.
+
+    stream: bytes, or other memory, which is copied unless pickles are allowed: nobody may change it after the check.
 
     Unless pickles are allowed, raises TypeError for an object that is not plain data, and ValueError for invalid data.
     """
     if allow_pickle:
         return pickle.loads(stream, buffers=buffers)
+    stream = bytes(stream)
     try:
         calls = check_plain(stream, len(buffers), CONSTRUCTOR)
     except TypeError as error:

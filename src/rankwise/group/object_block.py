@@ -74,13 +74,13 @@ def pieces(pickled: bytes, buffers: list[Bytes]) -> list[Any]:
     return parts
 
 
-def _from_block(block: Any, rank: int) -> tuple[bytes, list[Bytes]]:
+def _from_block(block: Any, rank: int) -> tuple[Any, list[Bytes]]:
     """The pickle and the buffers, which use the memory of the block. Raises ValueError if it is invalid."""
     if isinstance(block, bytes) and block[:1] == b"\x80":
         return block, []
     memory: Bytes = np.frombuffer(block, np.uint8)
     if memory.size and memory[0] == _PICKLE:
-        return memory.tobytes(), []
+        return memory, []
     count = int(memory[:8].view(np.uint64)[0]) >> 8 if memory.size >= 8 else 0
     if not 0 < count <= memory.size // 8 - 1:
         raise ValueError(f"rank {rank} sent an invalid object: the table of its parts is invalid")
@@ -91,7 +91,7 @@ def _from_block(block: Any, rank: int) -> tuple[bytes, list[Bytes]]:
             raise ValueError(f"rank {rank} sent an invalid object: {what}")
         parts.append(memory[at : at + size])
         at += aligned(size)
-    return parts[0].tobytes(), parts[1:]
+    return parts[0], parts[1:]
 
 
 def aligned(size: int) -> int:

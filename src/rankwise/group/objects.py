@@ -133,6 +133,7 @@ class ObjectCollectives(GroupBase):
             memory = np.empty(sum(counts) if here else 0, np.uint8)
             operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
             self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
+            del block
             if here:
                 ends = accumulate(counts)
                 for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
@@ -191,6 +192,7 @@ class ObjectCollectives(GroupBase):
             counts = [aligned(length) for length in lengths]
             sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
             self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
+            del sent
             block = memory[: lengths[self.rank]]
         return (TRUSTING if src == self.rank else codec).read(block, src)
 

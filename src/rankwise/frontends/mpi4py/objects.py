@@ -57,12 +57,12 @@ class ObjectCollectives(Messages):
         c = self._live()
         parts = [PICKLE.dumps(obj) for obj in _one_each(sendobj, c.size)]
         sends = [len(part) for part in parts]
-        data = np.frombuffer(b"".join(parts), np.uint8)
         found: list[Any] = []
 
         def body() -> None:
             receives = c.group._exchange_ints(np.array(sends, np.int64)).tolist()
-            room = np.empty(sum(receives), np.uint8)
+            data, room = np.frombuffer(b"".join(parts), np.uint8), np.empty(sum(receives), np.uint8)
+            parts.clear()
             at = address(data), address(room)
             c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
             ends = list(accumulate(receives))
