@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -56,6 +57,28 @@ def test_functions_of_cells_and_awaited_works() -> None:
     assert shown == "[[30, 30], [30, 30], [30, 30]]"
     assert outputs(book.cells[2]) == ("", "[[3.0, 3.0], [3.0, 3.0]]")
     assert outputs(book.cells[3]) == ("", "[1.0, 1.0]")
+
+
+LATE = """\
+def late():
+    group = rw.init(timeout=1)
+    if group.rank == 1:
+        time.sleep(60)
+    group.barrier()
+
+rw.spawn(late, 2)
+"""
+
+
+def test_an_error_names_the_cell_and_is_short() -> None:
+    book = notebook("import time, rankwise as rw", LATE)
+    client(book, allow_errors=True).execute()
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(book.cells[1].outputs[0]["traceback"]))
+    assert '  File "Cell In[2]", line 5, in late' in text
+    assert '  File "Cell In[2]", line 4, in late' in text
+    assert "<dynamic-code>" not in text
+    assert text.count("Python stack of rank 1") == 1
+    assert len(text.splitlines()) < 38, text
 
 
 def test_an_interrupt_ends_the_ranks_and_not_the_kernel(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_the_first_error_is_raised_with_its_traceback() -> None:
     assert 'raise OwnError("rank 1 is the one", 42)' in str(caught.value.__cause__)
 
 
+def test_the_traceback_of_a_lambda_names_its_file() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        rw.spawn(lambda: 1 // 0, 1)
+    assert f'File "{__file__}"' in str(caught.value.__cause__)
+    assert "1 // 0" in str(caught.value.__cause__)
+
+
 def dies_on_rank_1(how: str) -> None:
     group = rw.init()
     group.barrier()

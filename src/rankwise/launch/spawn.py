@@ -102,7 +102,7 @@ def spawn(
             job.wait()
         reports = [_report(file) for file in results]
     if job.failures or any(kind != RESULT for kind, _ in reports):
-        _raise_failure(job, reports)
+        raise _failure(job, reports)
     if reason := job.ending.reason:  # their last calls differ, which none of them noticed
         raise MismatchError(reason)
     return [
@@ -170,7 +170,7 @@ def unpickled(load: Callable[[], T], what: str) -> T:
         raise TypeError(f"{what} cannot be unpickled in this process: {described(error)}") from error
 
 
-def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
+def _failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> BaseException:
     lost: BaseException | None = None
     # First the ranks that failed, in that order; then those that exited with 0 but left no result.
     for rank in [*job.failures, *(rank for rank in job.ranks if rank.returncode == 0)]:
@@ -178,12 +178,12 @@ def _raise_failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> None:
         if kind == ERROR:
             error = raised_on(rank.number, data)
             if not (rank.is_survivor or isinstance(error, PeerLostError)):
-                raise error
+                return error
             lost = lost or error
         elif not kind or rank.returncode:
-            raise died(rank)
+            return died(rank)
     assert lost is not None
-    raise lost
+    return lost
 
 
 def raised_on(rank: int, report: bytes) -> BaseException:
@@ -193,6 +193,7 @@ def raised_on(rank: int, report: bytes) -> BaseException:
         error: BaseException = unpickled(partial(pickle.loads, pickled), "the error")
     except TypeError:
         error = RankwiseError(f"rank {rank} raised {description}")
+    text = text.removesuffix(description.partition("\n")[2] + "\n")  # the rest of a long message, which the error has
     object.__setattr__(error, "__cause__", RankTraceback(f"rank {rank}:\n{text}"))  # a frozen dataclass refuses it
     return error
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from typing import BinaryIO
+from types import CodeType
+from typing import Any, BinaryIO
 
 from rankwise._native import end_with
 from rankwise.contract.errors import described, traceback_text
@@ -29,7 +31,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
     # An uncaught error ends this process as usual, but the caller prints it instead of this process.
     write = partial(_write, results[rank], os.getpid())
     sys.excepthook = lambda kind, error, trace: write(
-        ERROR + error_report(error.with_traceback(trace), "<string>", __file__)
+        ERROR + error_report(error.with_traceback(trace and trace.tb_next), __file__)  # without the frame of python -c
     )
     with payload:
         fn, args, kwargs = pickle.load(payload)
@@ -44,7 +46,7 @@ def main(payload: BinaryIO, results: Sequence[int]) -> None:
 def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
     """The pickling function: cloudpickle's if it is installed. Raises TypeError if it is missing and `fn` needs it."""
     try:
-        dumps: Callable[[object], bytes] = import_module("cloudpickle").dumps
+        return _dumps_with_files(import_module("cloudpickle").Pickler)
     except ImportError:
         name = getattr(fn, "__qualname__", "")
         if getattr(fn, "__module__", None) == "__main__" or "<" in name:
@@ -54,13 +56,42 @@ def pickler(fn: Callable[..., object]) -> Callable[[object], bytes]:
                 "or move it to a module"
             ) from None
         return pickle.dumps
+
+
+@cache
+def _dumps_with_files(base: Any) -> Callable[..., bytes]:
+    """As cloudpickle.dumps, but tracebacks of the code name its file, or its cell in a notebook. base: its Pickler."""
+
+    def code(obj: CodeType) -> tuple[object, ...]:
+        make, fields = base.dispatch_table[CodeType](obj)
+        file = _file_or_cell(obj.co_filename)
+        return make, tuple(
+            file if isinstance(field, str) and field in ("<dynamic-code>", obj.co_filename) else field
+            for field in fields
+        )
+
+    class Pickler(base):  # type: ignore[misc]
+        dispatch_table = base.dispatch_table.new_child({CodeType: code})
+
+    def dumps(obj: object, **options: Any) -> bytes:
+        file = io.BytesIO()
+        Pickler(file, **options).dump(obj)
+        return file.getvalue()
+
     return dumps
 
 
-def error_report(error: BaseException, *files: str) -> bytes:
-    """An error, with its traceback as text from the first frame that is in none of these files."""
+def _file_or_cell(file: str) -> str:
+    """IPython keeps the code of a cell as that of a file, which no other process has."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cell = shell.compile.format_code_name(file) if shell else None
+    return " ".join(cell) if cell else file
+
+
+def error_report(error: BaseException, file: str) -> bytes:
+    """An error, with its traceback as text from the first frame that is not in this file."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in files:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == file:
         trace = trace.tb_next
     try:
         pickled = pickler(error_report)(error)
