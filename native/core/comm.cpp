@@ -199,6 +199,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
       stream_(transport_.program), excluded_(size_t(group_.nranks)) {
     set_timeout(timeout);
+    transport_.ring.first_timeout = this->timeout();
     group_.peers[rank].pid = QualifiedPid::own();
     buffers_->join();
 }

@@ -251,6 +251,15 @@ void waits_that_end() {
         message->wait(std::nullopt);
     };
     CHECK_EQ(wait_for_rank_0(after_its_limit), 3);
+
+    const auto after_a_shorter_timeout = [](Comm& c) {
+        c.set_timeout(1.5);
+        if (!has(error_of([&] { receive_from_previous(c); }), "not complete within 1.5 s"))
+            throw Error("it was complete");
+        c.set_timeout(60);
+        send_to_next(c);
+    };
+    CHECK_EQ(wait_for_rank_0(after_a_shorter_timeout), 3);
 }
 
 void a_signal_handler_sends() {

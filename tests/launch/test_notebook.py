@@ -35,7 +35,7 @@ def awaited():
     "group = rw.init()\nx = np.ones(2)\nawait group.all_reduce(x, async_op=True)\nawait doubled(group)",
 ]
 
-# The ranks write their process ids, then wait for a message that nobody sends.
+# The ranks write their process ids, then wait: rank 0 for a message that nobody sends, and the other for rank 0.
 WAITING = """\
 import os
 import rankwise as rw
@@ -43,7 +43,7 @@ import rankwise as rw
 def waiting(folder):
     group = rw.init()
     open(os.path.join(folder, f"{group.rank}"), "w").write(f"{os.getpid()}.")
-    group.recv((1,), 1 - group.rank)
+    group.recv((1,), 1) if group.rank == 0 else group.barrier()
 
 rw.spawn(waiting, 2, FOLDER, timeout=100)
 """

@@ -129,7 +129,8 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     if (transport_.conditions().oversubscribed) policy.yields = tuning::kYieldsForMessage;
     if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy, poll_once)) return true;
     // With a limit of its own, the program means to come back.
-    const bool may_be_vain = request && !request->sends_ && !limit && !probes && !is_engine_thread;
+    const bool limited = limit || timeout < transport_.ring.first_timeout;
+    const bool may_be_vain = request && !request->sends_ && !limited && !probes && !is_engine_thread;
     VainWait vain(own_slot());
     const auto check = [&] {
         check_peers(request, done);

@@ -11,9 +11,10 @@
 // has looked at T or later, then nothing that was sent before T is still on its way. So no wait of the cycle ever ends,
 // except by its timeout, by an error, or by a signal or a debugger that ends the program.
 //
-// Not seen in this way, and left to the timeout: waits for any rank, with a limit of their own, in collectives or for
-// sends to be received; cycles over several groups; ranks whose process has pending requests, a thread that may act
-// (also the threads of spawn and Pool), a signal handler, or no /proc/self/task/TID/syscall.
+// Not seen in this way, and left to the timeout: waits for any rank, with a limit shorter than the timeout with which
+// the group was made, in collectives or for sends to be received; cycles over several groups; ranks whose process has
+// pending requests, a thread that may act (also the threads of spawn and Pool), a signal handler, or no
+// /proc/self/task/TID/syscall.
 #pragma once
 #include <chrono>
 #include <optional>

@@ -35,6 +35,7 @@ public:
 
     const int rank, n;
     std::atomic<double> timeout{300};  // seconds that one wait may last
+    double first_timeout = 300;        // with which the group was made
     size_t slot_bytes() const { return slot_bytes_; }
     const WaitPolicy& policy() const { return policy_; }
     void set_policy(const WaitPolicy& policy) { policy_ = policy; }
