@@ -48,7 +48,7 @@ def test_the_store_gets_four_requests_per_host(backend: str) -> None:
         4,
         4,
         10,
-    ]  # each host's first one finds out whether there is a store
+    ]  # the first only finds a store
 
 
 # ---- ranks that do not come ----

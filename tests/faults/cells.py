@@ -95,8 +95,12 @@ def take_the_lock(group: rw.Group) -> None:
             pass
 
 
+def send(group: rw.Group) -> None:
+    group.send(np.zeros(100_000), 3)
+
+
 def close(group: rw.Group) -> None:
-    """Before a message is received."""
+    """Before a message is received, or one that was sent to this rank."""
     group.isend(np.zeros(100_000), 2, 1)
     group.close(0.1)
 
@@ -116,7 +120,8 @@ FAULTS: dict[str, tuple[Step, Step, Step]] = {
     "store that is stopped, found by a counter": (count, count, count),
     "store that cannot be reached": (idle, idle, idle),
     "exception in a collective": (be_interrupted, all_reduces, all_reduces),
-    "group that a rank closes too early": (close, recv, all_reduce),
+    "group that a rank closes too early, found by a receive": (close, recv, all_reduce),
+    "group that a rank closes too early, found by a send": (close, send, all_reduce),
     "message that does not come": (idle, idle, recv_in_vain),
 }
 """What rank 3, the other rank of its host, and the ranks of the other host do."""

@@ -26,7 +26,8 @@ EXPECTED: dict[str, list[list[Any]]] = {
     "store that is stopped, found by a counter": [STORE] * 4,
     "store that cannot be reached": [["CollectiveTimeout", 0]] * 4,
     "exception in a collective": [LOST] * 4,
-    "group that a rank closes too early": [LOST, LOST, LOST, []],
+    "group that a rank closes too early, found by a receive": [LOST, LOST, LOST, []],
+    "group that a rank closes too early, found by a send": [LOST, LOST, LOST, []],
     "message that does not come": [LATE, LATE, [], []],
 }
 """By fault and rank: the error, whom it names, and after a death how many ranks go on."""

@@ -28,12 +28,11 @@ from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo.agreement import Agreements, Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.failure_record import FailureRecord, reason
-from rankwise.backends.gloo.group_store import GroupStore
+from rankwise.backends.gloo.group_store import GroupStore, StoreWords
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.transport import Transport
-from rankwise.backends.gloo.words import StoreWords
 from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.job import Job

@@ -9,7 +9,6 @@ from typing import Any
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.comparing import log
 from rankwise.backends.gloo.group_store import POLL, GroupStore
-from rankwise.backends.gloo.transport import timed_out
 from rankwise.contract.errors import RankwiseError, error_of
 from rankwise.contract.failure import AtRank, Failure
 from rankwise.contract.failure_kinds import LOST, TIMEOUT
@@ -31,11 +30,11 @@ class FailureRecord:
         limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
         """
         operation = where.partition("(")[0]
-        late = timed_out(error)
-        mine = {"call": where, "sequence": sequence, "timed_out": late}
+        timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)
+        mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
         try:
             self._store.set(f"state/{self._store.rank}", json.dumps(mine).encode())
-            states, lost = self._reports(REPORTS if settles_timeouts or not late else 0.0)
+            states, lost = self._reports(REPORTS if settles_timeouts or not timed_out else 0.0)
             if (recorded := self._store.find("failure")) is not None:
                 return error_of(Failure.from_json(recorded))
         except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store

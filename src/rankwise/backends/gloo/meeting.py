@@ -59,8 +59,8 @@ class Meeting:
             if job.master is None or (size == job.world_size and Settings.read().socket_dir is None):
                 self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
             else:
-                self.store = _master_store(job, job.master, timeout, leads=self._leads)
                 self.address = own_address(job.master[0], "gloo")
+                self.store = _master_store(job, job.master, timeout, leads=self._leads)
         except BaseException as error:
             self._leave(error)
             raise

@@ -26,7 +26,7 @@ from rankwise.backends.composed import communicator as composed
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.backends.gloo.transport import Transport, timed_out
+from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import ANY, Message, Taken, late
 from rankwise.contract.types import ITEMSIZE, DType
@@ -76,7 +76,7 @@ class Channel(composed.Channel):
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[Receive, Envelope] = Matching()
         self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
-        self.transfers = WorkQueue("rankwise gloo transfers")  # waits for data that gloo is moving
+        self._transfers: dict[int, WorkQueue] = {}  # by peer: waits for data that gloo is moving
         self._unmatched: dict[tuple[int, int], Transfer] = {}  # sends of large data, by target and number
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
@@ -166,7 +166,7 @@ class Channel(composed.Channel):
     @property
     def idle(self) -> bool:
         """Whether no thread is waiting in gloo for one of this channel's messages."""
-        return not (self.pending or self._listeners) and self._outgoing.drain(0.0) and self.transfers.drain(0.0)
+        return not (self.pending or self._listeners) and self._outgoing.drain(0.0)
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: its connections end, and every message that waits for its match raises this error."""
@@ -185,11 +185,17 @@ class Channel(composed.Channel):
         end = time.monotonic() + timeout
         if not self.idle:
             self.transport.disconnect()
-        for queue in (self._outgoing, self.transfers):
+        for queue in (self._outgoing, *self._transfers.values()):
             queue.drain(max(0.0, end - time.monotonic()))
             queue.close()
         for listener in self._listeners.values():
             listener.join(max(0.0, end - time.monotonic()))
+
+    def in_transfer(self, peer: int, complete: Callable[[], None]) -> None:
+        """Call `complete`, which waits for data to or from this peer, in the thread for that."""
+        with self._lock:
+            transfers = self._transfers.setdefault(peer, WorkQueue(f"rankwise gloo transfers of {peer}"))
+        transfers.put(complete)
 
     # ---- envelopes ----
 
@@ -264,8 +270,9 @@ class Channel(composed.Channel):
             self._left[peer] = error
             ended = self._closed or self._failure is not None
             wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)
+            wanted = wanted or any(dest == peer for dest, _ in self._unmatched)
         if not ended and (not self._has_left(peer) or wanted):
-            self.failed(error, "recv")  # which calls `fail`
+            self.failed(error, "a message")  # which calls `fail`
 
     def _out_of_reach(self, src: int) -> Exception | None:
         """How the connection ended on which a message from `src` would arrive; None if one can still arrive."""
@@ -296,10 +303,10 @@ def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -
 
 
 class Transfer(Work[None]):
-    """One side of a message. It first waits for its match, if necessary, and then for gloo to move the data.
+    """One side of a message: it waits for its match, and then for gloo to move the data.
 
-    gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a wait with a
-    limit of its own, and `done`, leave gloo's wait to the channel's thread, once the message has been matched.
+    gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a thread of the
+    channel waits.
     """
 
     def __init__(self, channel: Channel, operation: str, peer: int, keep: object, data: Any = None) -> None:
@@ -309,59 +316,40 @@ class Transfer(Work[None]):
         self._channel = channel
         self._data = data
         self._error: RankwiseError | None = None
-        self._matched = threading.Event()
         self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._awaited = False  # by the channel's thread
         channel.begun(self)
 
     def follow(self, data: Any = None) -> None:
         """It has been matched, and gloo moves the data now. data: as above."""
         self._data = self._data or data
-        self._matched.set()
+        self._channel.in_transfer(self.source, self._complete)
 
     def end(self, error: RankwiseError | None = None) -> None:
         """Nothing is left to wait for."""
         self._error = error
         self._keep = None
         self._over.set()
-        self._matched.set()
         self._channel.over(self)
 
     def wait(self, timeout: float | None = None) -> None:
         limit = self._channel.transport.timeout if timeout is None else timeout
-        end = time.monotonic() + limit
-        complete = (timeout is None and self._data is not None) or self._matched.wait(limit)
-        if complete and timeout is None:
-            self._complete()
-        elif complete:
-            self.done()
-            complete = self._over.wait(max(0.0, end - time.monotonic()))
-        if not complete:
+        if not self._over.wait(limit):
             error = late(self.operation, limit, self.source)
             raise error if timeout is not None else self._channel.failed(error, self.operation)
         if self._error is not None:
             raise self._error
 
     def done(self) -> bool:
-        if self._matched.is_set() and not self._over.is_set() and not self._awaited:
-            self._awaited = True
-            self._channel.transfers.put(self._complete)
         return self._over.is_set()
 
     def _complete(self) -> None:
         """Wait for the data. An error fails the group and is kept."""
-        with self._lock:
-            if self._over.is_set():
-                return
-            limit = self._channel.transport.timeout
-            try:
-                self._channel.transport.wait(self._data, limit)
-            except RuntimeError as error:
-                why = late(self.operation, limit, self.source) if timed_out(error) else error
-                self.end(self._channel.failed(why, self.operation))
-            else:
-                self.end()
+        try:
+            self._channel.transport.wait(self._data)
+        except RuntimeError as error:
+            self.end(self._channel.failed(error, self.operation))
+        else:
+            self.end()
 
 
 class Receive(Transfer):

@@ -146,10 +146,6 @@ class Transport:
         self._group = _CLOSED
 
 
-def timed_out(error: Exception) -> bool:
-    return isinstance(error, TimeoutError) or "imed out" in str(error)
-
-
 class _Closed:
     """Replaces torch's group once that has been released."""
 
