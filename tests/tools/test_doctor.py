@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from rankwise.system.tuning_file import Measured, TuningFile, cpu_name, save
-from rankwise.tools.doctor import command, containers
-from rankwise.tools.doctor.facts import FACTS, facts
+from rankwise.tools.doctor import command
+from rankwise.tools.doctor.facts import FACTS, _why_not, facts, meeting_place
 from rankwise.tools.doctor.trials import FOR, Trial, trials
 from seccomp import NUMBERS
 
@@ -54,14 +54,14 @@ def test_the_namespaces_and_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) ->
         assert re.fullmatch(rf"{inode}( \(host\))?", found[f"{name} namespace"].value)
     assert "--network host" in found["ranks connect by"].note
     monkeypatch.setenv("RANKWISE_SOCKET_DIR", "/nowhere")
-    where, why = containers.meeting_place()
+    where, why = meeting_place()
     assert where == "nothing"
     assert why.startswith("environment variable RANKWISE_SOCKET_DIR='/nowhere': expected a directory that all ranks")
     with TemporaryDirectory(dir="/tmp") as folder:  # a socket's path is short
         monkeypatch.setenv("RANKWISE_SOCKET_DIR", folder)
-        assert containers.meeting_place()[0] == "unix socket"
+        assert meeting_place()[0] == "unix socket"
         os.chmod(folder, 0o777)
-        where, why = containers.meeting_place()
+        where, why = meeting_place()
     assert where == "nothing"
     assert "has the mode 0777" in why
 
@@ -70,7 +70,7 @@ def test_the_namespaces_and_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("call", ["process_vm_readv", "process_vm_writev"])
 def test_it_tries_whether_memory_may_be_read_and_written(call: str) -> None:
     code = f"""if True:
-        from rankwise.tools.doctor.containers import direct_copies, watching
+        from rankwise.tools.doctor.facts import direct_copies, watching
         from seccomp import forbid
         print(direct_copies()[0], watching()[0], sep=", ")
         forbid("{call}", "pidfd_open")
@@ -94,7 +94,7 @@ def test_it_tries_whether_memory_may_be_read_and_written(call: str) -> None:
     [(errno.ENOSYS, "the system has no process_vm_readv"), (errno.EFAULT, "process_vm_readv failed: Bad address")],
 )
 def test_why_memory_may_not_be_read(code: int, why: str) -> None:
-    assert why in containers._why_not(code)
+    assert why in _why_not(code)
 
 
 @pytest.mark.parametrize("installed", [True, False])
