@@ -33,33 +33,30 @@ void check_both(const void* send, uint64_t sent, const void* recv, uint64_t rece
 }  // namespace
 
 int rankwise_barrier(rankwise_comm comm) {
-    return guarded([&] { checked(comm).barrier(); });
+    return on(comm, [&](Comm& c) { c.barrier(); });
 }
 
 int rankwise_broadcast(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int root) {
-    return guarded([&] { checked(comm).broadcast(memory(data, count, "data"), count, checked(dtype), root); });
+    return on(comm, [&](Comm& c) { c.broadcast(memory(data, count, "data"), count, checked(dtype), root); });
 }
 
 int rankwise_all_reduce(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, rankwise_op op) {
-    return guarded([&] { checked(comm).all_reduce(memory(data, count, "data"), count, checked(dtype), checked(op)); });
+    return on(comm, [&](Comm& c) { c.all_reduce(memory(data, count, "data"), count, checked(dtype), checked(op)); });
 }
 
 int rankwise_reduce(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, rankwise_op op, int root) {
-    return guarded(
-        [&] { checked(comm).reduce(memory(data, count, "data"), count, checked(dtype), checked(op), root); });
+    return on(comm, [&](Comm& c) { c.reduce(memory(data, count, "data"), count, checked(dtype), checked(op), root); });
 }
 
 int rankwise_all_gather(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         check_both(send, count, recv, whole(c, count), dtype);
         c.all_gather(send, recv, count, checked(dtype));
     });
 }
 
 int rankwise_gather(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype, int root) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const bool all = c.rank() == root;
         check_both(send, count, recv, all ? whole(c, count) : 0, dtype);
         c.gather(send, recv, count, checked(dtype), root);
@@ -67,8 +64,7 @@ int rankwise_gather(rankwise_comm comm, const void* send, void* recv, uint64_t c
 }
 
 int rankwise_scatter(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype, int root) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const bool all = c.rank() == root;
         check_both(send, all ? whole(c, count) : 0, recv, count, dtype);
         c.scatter(send, recv, count, checked(dtype), root);
@@ -77,16 +73,14 @@ int rankwise_scatter(rankwise_comm comm, const void* send, void* recv, uint64_t 
 
 int rankwise_reduce_scatter(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype,
                             rankwise_op op) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         check_both(send, whole(c, count), recv, count, dtype);
         c.reduce_scatter(send, recv, count, checked(dtype), checked(op));
     });
 }
 
 int rankwise_all_to_all(rankwise_comm comm, const void* send, void* recv, uint64_t count, rankwise_dtype dtype) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         check_both(send, whole(c, count), recv, whole(c, count), dtype);
         c.all_to_all(send, recv, count, checked(dtype));
     });
@@ -94,8 +88,7 @@ int rankwise_all_to_all(rankwise_comm comm, const void* send, void* recv, uint64
 
 int rankwise_all_gather_v(rankwise_comm comm, const void* send, void* recv, const uint64_t* counts,
                           rankwise_dtype dtype) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const Counts all = counts_of(c, counts, "counts");
         check_both(send, all[size_t(c.rank())], recv, sum(all), dtype);
         c.all_gather_v(send, recv, all, checked(dtype));
@@ -104,8 +97,7 @@ int rankwise_all_gather_v(rankwise_comm comm, const void* send, void* recv, cons
 
 int rankwise_gather_v(rankwise_comm comm, const void* send, void* recv, const uint64_t* counts, rankwise_dtype dtype,
                       int root) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const Counts all = counts_of(c, counts, "counts");
         check_both(send, all[size_t(c.rank())], recv, c.rank() == root ? sum(all) : 0, dtype);
         c.gather_v(send, recv, all, checked(dtype), root);
@@ -114,8 +106,7 @@ int rankwise_gather_v(rankwise_comm comm, const void* send, void* recv, const ui
 
 int rankwise_scatter_v(rankwise_comm comm, const void* send, void* recv, const uint64_t* counts, rankwise_dtype dtype,
                        int root) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const Counts all = counts_of(c, counts, "counts");
         check_both(send, c.rank() == root ? sum(all) : 0, recv, all[size_t(c.rank())], dtype);
         c.scatter_v(send, recv, all, checked(dtype), root);
@@ -124,8 +115,7 @@ int rankwise_scatter_v(rankwise_comm comm, const void* send, void* recv, const u
 
 int rankwise_reduce_scatter_v(rankwise_comm comm, const void* send, void* recv, const uint64_t* counts,
                               rankwise_dtype dtype, rankwise_op op) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const Counts all = counts_of(c, counts, "counts");
         check_both(send, sum(all), recv, all[size_t(c.rank())], dtype);
         c.reduce_scatter_v(send, recv, all, checked(dtype), checked(op));
@@ -134,8 +124,7 @@ int rankwise_reduce_scatter_v(rankwise_comm comm, const void* send, void* recv, 
 
 int rankwise_all_to_all_v(rankwise_comm comm, const void* send, void* recv, const uint64_t* send_counts,
                           const uint64_t* recv_counts, rankwise_dtype dtype) {
-    return guarded([&] {
-        Comm& c = checked(comm);
+    return on(comm, [&](Comm& c) {
         const Counts out = counts_of(c, send_counts, "send_counts"), in = counts_of(c, recv_counts, "recv_counts");
         check_both(send, sum(out), recv, sum(in), dtype);
         c.all_to_all_v(send, recv, out, in, checked(dtype));

@@ -80,7 +80,7 @@ int rankwise_world_size(rankwise_comm comm) { return comm ? comm->comm->world_si
 double rankwise_timeout(rankwise_comm comm) { return comm ? comm->comm->timeout() : -1; }
 
 int rankwise_set_timeout(rankwise_comm comm, double seconds) {
-    return guarded([&] { checked(comm).set_timeout(seconds); });
+    return on(comm, [&](Comm& c) { c.set_timeout(seconds); });
 }
 
 int rankwise_split(rankwise_comm comm, int64_t color, int64_t key, rankwise_comm* part) {
@@ -91,7 +91,7 @@ int rankwise_split(rankwise_comm comm, int64_t color, int64_t key, rankwise_comm
 }
 
 int rankwise_abort(rankwise_comm comm, const char* why) {
-    return guarded([&] { checked(comm).abort(std::string("aborted the group: ") + (why ? why : "")); });
+    return on(comm, [&](Comm& c) { c.abort(std::string("aborted the group: ") + (why ? why : "")); });
 }
 
 int rankwise_shrink(rankwise_comm comm, rankwise_comm* survivors) {
@@ -102,8 +102,5 @@ int rankwise_shrink(rankwise_comm comm, rankwise_comm* survivors) {
 }
 
 int rankwise_agree(rankwise_comm comm, int64_t* flags) {
-    return guarded([&] {
-        Comm& c = checked(comm);
-        *flags = c.agree(result(flags, "flags"));
-    });
+    return on(comm, [&](Comm& c) { *flags = c.agree(result(flags, "flags")); });
 }

@@ -36,6 +36,10 @@ inline Comm& checked(rankwise_comm comm) {
     if (!comm) throw BadArgument("comm: NULL given, expected a communicator, as from rankwise_init");
     return *comm->comm;
 }
+// Runs `body(c)`, the whole of a function of the API on this communicator.
+template <class Body> int on(rankwise_comm comm, const Body& body) noexcept {
+    return guarded([&] { body(checked(comm)); });
+}
 template <class T> T& result(T* where, const char* argument) {
     if (!where) throw BadArgument(std::string(argument) + ": NULL given, expected where to store the result");
     return *where;

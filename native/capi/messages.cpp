@@ -120,5 +120,5 @@ int rankwise_probe(rankwise_comm comm, int src, int tag, int* found, rankwise_me
 }
 
 int rankwise_sync(rankwise_comm comm) {
-    return guarded([&] { checked(comm).sync(); });
+    return on(comm, [&](Comm& c) { c.sync(); });
 }
