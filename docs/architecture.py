@@ -18,7 +18,6 @@ TEXTS = {
     "launch": "starting ranks",
     "meeting": "how ranks find each other",
     "observe": "jobs seen from outside",
-    "wrappers": "checked, traced",
     "backends": "shm, gloo, mpi, nccl, …",
     "arrays": "any array as a buffer",
     "system": "variables, CPUs, files",

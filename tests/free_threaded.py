@@ -47,6 +47,8 @@ TESTS = [
     "tests/backends/native",
     "tests/backends/test_threads.py",
     "tests/capi",
+    "tests/backends/composed/test_checked.py",
+    "tests/backends/composed/test_traced.py",
     "tests/conformance",
     "tests/contract",
     "tests/elastic",
@@ -58,7 +60,6 @@ TESTS = [
     "tests/pool",
     "tests/properties",
     "tests/system",
-    "tests/wrappers",
     "tests/test_initialize.py",
 ]
 WITH_WHEELS = ["-k", "not torch and not tensor and not gloo", "--ignore", "tests/group/test_async_memory.py"]

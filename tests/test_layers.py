@@ -1,8 +1,8 @@
 """The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
 frontends, tools, testing -> the public names of rankwise
- frontends, elastic, pool -> initialize -> group, launch, wrappers, backends
-       frontends, overlap -> group -> arrays -> contract <- wrappers -> backends -> native
+ frontends, elastic, pool -> initialize -> group, launch, backends
+       frontends, overlap -> group -> arrays -> contract <- backends -> native
                              frontends, launch, backends -> meeting -> system -> contract
                                          elastic, group, observe -> system
 """
@@ -30,10 +30,9 @@ MAY_IMPORT = {
     "meeting": {"contract", "system"},
     "observe": {"contract", "system"},
     "backends": {"contract", "system", "meeting", "_native"},
-    "wrappers": {"contract", "backends", "_native"},
     "overlap": {"contract", "arrays", "group"},
     # initialize.py joins the group level with the backends.
-    "initialize": {"contract", "system", "group", "launch", "backends", "wrappers", "_native"},
+    "initialize": {"contract", "system", "group", "launch", "backends", "_native"},
     "elastic": {"contract", "system", "arrays", "group", "initialize"},
     # rank_threads.py joins them too, for ranks that this process starts as threads.
     "rank_threads": {"contract", "system", "group", "backends", "_native"},

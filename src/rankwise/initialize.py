@@ -91,7 +91,7 @@ def init(
             job = replace(job, tuning=named)
         comm = registry.opener(name, given)(job, timeout or settings.timeout)
         if settings.check and name not in registry.BUILT_IN:
-            from rankwise.wrappers.checked import CheckedCommunicator  # few jobs need it, and it imports much
+            from rankwise.backends.composed.checked import CheckedCommunicator  # few jobs need it, and it imports much
 
             comm = CheckedCommunicator(comm)
         if settings.registered:
@@ -134,6 +134,6 @@ def _traced(comm: Communicator, job: Job) -> Communicator:
     """The communicator of all ranks of a job, which writes to the job's trace if `rankwise run` made one."""
     if comm.traced or job.segment_fd is None:
         return comm
-    from rankwise.wrappers.traced import TracedCommunicator  # likewise
+    from rankwise.backends.composed.traced import TracedCommunicator  # likewise
 
     return TracedCommunicator.in_segment(comm, job.segment_fd, job.local_rank)

@@ -15,10 +15,10 @@ import pytest
 
 from backends import hosts_in_threads
 from rankwise import Group, _native
+from rankwise.backends.composed.checked import CheckedCommunicator
 from rankwise.backends.native import threads
 from rankwise.backends.registry import Opener
 from rankwise.testing import run_ranks
-from rankwise.wrappers.checked import CheckedCommunicator
 
 SOON = 30.0  # seconds
 ROUNDS = 150

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rankwise import DType, Group, MismatchError, PeerLostError, ReduceOp, _native
+from rankwise.backends.composed.traced import TracedCommunicator
 from rankwise.backends.native import threads
 from rankwise.backends.registry import Opener
 from rankwise.contract.communicator import Communicator
@@ -21,9 +22,8 @@ from rankwise.contract.job import Job
 from rankwise.contract.message import ANY
 from rankwise.observe.trace_file import Trace
 from rankwise.testing import check_backend, run_ranks
-from rankwise.wrappers.traced import TracedCommunicator
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
 from test_outside_backend import open_table
 
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from rankwise import Group, MismatchError, PeerLostError, UnsupportedError, _native
+from rankwise.backends.composed.checked import CheckedCommunicator
 from rankwise.backends.native import threads
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.job import Job
 from rankwise.testing import check_backend, run_ranks
-from rankwise.wrappers.checked import CheckedCommunicator
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
 from test_outside_backend import open_table
 
-OUTSIDE = str(Path(__file__).parents[1] / "conformance")
+OUTSIDE = str(Path(__file__).parents[2] / "conformance")
 
 
 def open_checked(job: Job, timeout: float) -> Communicator:

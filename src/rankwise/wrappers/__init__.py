@@ -1,1 +1,0 @@
-"""Communicators that wrap another one and add what its backend does not do itself."""
