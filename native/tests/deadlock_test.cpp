@@ -199,7 +199,7 @@ void send_to_next(Comm& c) {
 }
 
 // Long before the timeout of 60 s.
-void a_certain_deadlock() {
+[[maybe_unused]] void a_certain_deadlock() {
     const auto body = [](Comm& c) {
         const std::string error = error_of([&] { receive_from_previous(c); });
         if (has(error, "was aborted")) return;  // by the rank that was the first to see it
@@ -300,7 +300,12 @@ void a_message_on_its_way() {
 }  // namespace
 
 int main() {
-    a_certain_deadlock();  // these four before there are threads
+    // First what forks, before there are threads.
+#ifdef __SANITIZE_THREAD__
+    std::fprintf(stderr, "not tested: a certain deadlock, since ThreadSanitizer has a thread that could send\n");
+#else
+    a_certain_deadlock();
+#endif
     waits_that_end();
     a_signal_handler_sends();
     a_message_on_its_way();
