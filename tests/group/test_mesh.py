@@ -44,7 +44,9 @@ def test_the_whole_field() -> None:
             found = mesh.gather(block, dst=3)
             assert (found is None) == (part.rank != 3)
             assert found is None or np.array_equal(found, whole)
-            with pytest.raises(ValueError, match=r"^x: has 1 dimensions; expected at least 2, as the mesh has axes$"):
+            with pytest.raises(
+                ValueError, match=r"^x: expected a dimension for each axis of the mesh, at least 2, got 1$"
+            ):
                 mesh.gather(whole[0, 0])
 
     run_ranks(ranks, 5)

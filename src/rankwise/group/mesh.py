@@ -203,7 +203,7 @@ class Mesh(Closeable):
         block = np.asarray(x)
         if block.ndim < len(self.axes):
             raise ValueError(
-                f"x: has {block.ndim} dimensions; expected at least {len(self.axes)}, as the mesh has axes"
+                f"x: expected a dimension for each axis of the mesh, at least {len(self.axes)}, got {block.ndim}"
             )
         blocks = self.group.gather_object(block, dst)
         if blocks is None:

@@ -66,12 +66,12 @@ neighbouring ranks are near each other; if there are more ranks than cores, neig
 and a line says so. rankwise status shows the CPUs of each rank. torchrun's --numa-binding node and
 mpiexec's --bind-to core mean the same.
 
-With --nnodes the job runs on several hosts, its nodes. Run the command on each of them, with the same
-program, --nnodes and --rendezvous, and its own --node-rank; -n is the number of ranks on that host.
+With --nnodes the job runs on several nodes, usually hosts. Run the command on each of them, with the same
+program, --nnodes and --rendezvous, and its own --node-rank; -n is the number of ranks on that node.
 The ranks are numbered in the order of the nodes. Each command prints the output of its own ranks, and
-all of them end with the same last line and exit code. Ctrl-C on one host ends the job on all of them.
-With --trace on host 0, or after a failure, host 0 writes one trace of the ranks of all hosts. With
---keep-going on all hosts, the job goes on after the loss of a rank or a host, but not of rank 0 or host 0.
+all of them end with the same last line and exit code. Ctrl-C on one node ends the job on all of them.
+With --trace on node 0, or after a failure, node 0 writes one trace of the ranks of all nodes. With
+--keep-going on all nodes, the job goes on after the loss of a rank or a node, but not of rank 0 or node 0.
 """
 
 EPILOG = """\
@@ -311,22 +311,22 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--nnodes",
-        type=whole("a number of hosts of at least 1", 1),
+        type=whole("a number of nodes of at least 1", 1),
         metavar="N",
-        help="how many hosts the job has (default: 1)",
+        help="how many nodes the job has (default: 1)",
     )
     parser.add_argument(
         "--node-rank",
-        type=whole("the number of this host, from 0 on"),
+        type=whole("the number of this node, from 0 on"),
         metavar="R",
-        help="this host's number: 0 to N - 1, N being --nnodes",
+        help="this node's number: 0 to N - 1, N being --nnodes",
     )
     parser.add_argument(
         "--rendezvous",
         "--rdzv-endpoint",
         type=_address,
         metavar="HOST:PORT",
-        help="where the launchers meet, the same on all hosts: an address of host 0 and a free port there",
+        help="where the launchers meet, the same on all nodes: an address of node 0's host and a free port",
     )
     parser.add_argument(
         "--rendezvous-timeout",
@@ -465,7 +465,7 @@ def _binding(text: str) -> str:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, an address of host 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, an address of node 0's host, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -105,7 +105,7 @@ def summary(trace: Trace) -> list[str]:
     lines += _longest("spans of the program, the longest first", spans(trace), "<<>>>")
     missed = sum(not set(each.late) <= set(each.begun) for each in found)
     if found:
-        never = f", or not at all to {missed} more" * bool(missed)
+        never = f"; some ranks never began {missed} more" * bool(missed)
         lines += ["", f"who came last to the {len(found) - missed} operations that all ranks began{never}"]
         lines += columns(last_to_begin(trace, found), ">>>>", row_width())
     else:

@@ -81,7 +81,7 @@ TENSORS = (
     Command(
         "rand",
         tensors.rand,
-        "Make a tensor of random numbers, uniform between 0 and 1; each rank draws its own.",
+        "Make a tensor of this rank's random numbers, uniform between 0 and 1.",
         (SHAPE, *NEW),
         "a tensor of a floating-point type",
         "puts [torch::tensor_shape [torch::rand {2 3}]]\n# Output: 2 3",
@@ -89,7 +89,7 @@ TENSORS = (
     Command(
         "randn",
         tensors.randn,
-        "Make a tensor of random numbers, normally distributed with mean 0 and variance 1; each rank draws its own.",
+        "Make a tensor of this rank's random numbers, normally distributed with mean 0 and variance 1.",
         (SHAPE, *NEW),
         "a tensor of a floating-point type",
         "puts [torch::tensor_dtype [torch::randn {2 3} float64]]\n# Output: Float64",

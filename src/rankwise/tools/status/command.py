@@ -21,16 +21,16 @@ DESCRIPTION = """\
 Show the state of every rank of a running job: whether it is alive or how it ended, which operation it
 is in and since when, the bytes that its operations have moved, and how long it has waited for other
 ranks; "restart 2" is the second replacement of a lost rank. A > marks the ranks that the others wait
-for. The job is not disturbed: its memory is mapped read-only, but for --stacks, for which a thread of each
-rank writes its stack there.
+for. The job is not disturbed: its memory is mapped read-only. Only --stacks has a thread of each rank
+write its stack there.
 """
 
 EPILOG = """\
 PID is the process id of the launcher or of any rank; without it all jobs of this user on this host
 are shown. The column CPUs lists the CPUs that each rank may use (rankwise run --bind); the column moved
 counts the bytes of each rank's own arrays; "of group 'world.tp'" shows the name that a group got when it
-was made, or its number. Each node of a job that runs on several (rankwise run --nnodes) is shown for itself, if
-it runs on this host.
+was made, or its number. Of a job on several nodes (rankwise run --nnodes), each node of this host is shown
+separately.
 
 --serve listens on the loopback interface only, and answers only those who know its token, which is part
 of the address that it prints. It can show jobs, and change nothing. Prometheus gets the numbers from

@@ -34,7 +34,7 @@ def table(job: RunningJob) -> Table:
     here = job.view.world_size
     count = count_of_ranks(job.world_size)
     if job.world_size != here:
-        count = f"{here} of {count} (a node's)"
+        count = f"{here} of {count} (one node)"
     rows: list[tuple[str, ...]] = [
         (
             f"{'> ' if rank.behind else '  '}{rank.rank}",
