@@ -42,8 +42,11 @@ def test_the_rank_that_others_wait_for(ranks: list[Any], behind: set[int]) -> No
 
 
 def test_what_another_user_has_chosen_neither_reaches_the_terminal_nor_fails() -> None:
-    idle = [sys.executable, "-c", "input()", "\x1b[2J\x07é"]
-    with subprocess.Popen(idle, stdin=subprocess.PIPE, env={**os.environ, "RANKWISE_RANK": "1" * 5000}) as process:
+    idle = [sys.executable, "-c", "print(flush=True); input()", "\x1b[2J\x07é"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(idle, env={**os.environ, "RANKWISE_RANK": "1" * 5000}, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before it begins, /proc may know no command line yet
         view: Any = SimpleNamespace(world_size=0)
         assert RunningJob(view, holders={(0, 0): process.pid}).command.endswith("input() ?[2J?é")
         assert _variable(process.pid, "RANKWISE_RANK") == 0
