@@ -33,11 +33,11 @@ def init(
 ) -> Group:
     """Meet the other ranks of this job and return the group of all ranks, which becomes the default group.
 
-    The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm; without any of these the
-    group is this process alone; so it is in a child process that a rank has started, which is no rank, and a warning is
-    logged. Further calls return the same group, or the one that took its place by shrink or
-    restore, until it is closed. In a process that replaces a lost rank, it waits for the survivors' restore. On a
-    thread that is a rank of `rw.spawn`, `rw.Pool` or `rw.testing.run_ranks`, it returns that rank's group.
+    The rank and the number of ranks come from `rankwise run`, torchrun, mpiexec or Slurm. Without any of these, the
+    group is this process alone. So it is in a child process of a rank, where a warning is logged. Further calls return
+    the same group, or the one that took its place by shrink or restore, until it is closed. In a process that replaces
+    a lost rank, it waits for the survivors' restore. On a thread that is a rank of `rw.spawn`, `rw.Pool` or
+    `rw.testing.run_ranks`, it returns that rank's group.
 
     Args:
         backend: a name; by default RANKWISE_BACKEND, else a backend that suits the job.

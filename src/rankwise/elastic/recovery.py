@@ -40,10 +40,9 @@ def run(
     Under `rankwise run --restarts` it has its full size again: the launcher starts a lost rank again, whose own call of
     the decorated function meets the others. Otherwise, and if the launcher has given up a rank, the new group consists
     of the remaining ranks (`Group.shrink`). If more ranks are lost meanwhile, the others make another group. Other
-    errors end the function as usual, and so does the tenth in a row without a commit, because f would fail for ever.
-    When f has returned on all ranks, so does the decorated function; its ranks are
-    then no longer replaced, because the others could not run f again. A rank that is lost after that has failed, and
-    the others run to their end.
+    errors end the function as usual, and so does the tenth in a row without a commit, because f would fail forever.
+    When f has returned on all ranks, so does the decorated function. A rank that is lost after that has failed: it is
+    not replaced, because the others could not run f again, and they run to their end.
 
     A replacement runs the program from the start, so the program must not communicate between `rw.init` and the
     decorated function, which its other ranks have already entered. The new group is the default group if the old one

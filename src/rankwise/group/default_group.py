@@ -109,7 +109,7 @@ def _latest(group: Group | None) -> Group | None:
 def registered(group: Any = None) -> Iterator[None]:
     """A context in which NumPy allocates arrays of at least a page in the registered memory of `group`.
 
-    Use it for arrays that are created in code which cannot call `group.empty`. Temporaries are allocated there too, so
+    Use it for arrays that are created in code that cannot call `group.empty`. Temporaries are allocated there too, so
     keep the block short. It affects this thread only.
 
     Args:

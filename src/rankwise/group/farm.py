@@ -280,8 +280,8 @@ class Farming(GroupBase):
         """Call fn(task) for each task, on whichever rank is free, and return the results on rank `dst`.
 
         Collective: every rank calls it and works, dst too. A rank takes its next task when it has finished one. A rank
-        that dies loses only the task that it was at, which another one does, unless that one dies too; the group itself
-        has then failed, as after any loss, and may be shrunk.
+        that dies loses only the task that it was doing, which another rank does again, once. The group itself has then
+        failed, as after any loss, and may be shrunk.
 
         Args:
             fn: the function, on every rank. It may not call operations of this group.

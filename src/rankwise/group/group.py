@@ -299,7 +299,7 @@ class Group(
 
         Collective over the ranks of this group that live, as ULFM's MPIX_Comm_agree: `if group.agree(done)` takes the
         same branch on all of them. It waits for every rank that is not lost, at most `group.timeout`; then the others
-        go on without the ranks that are missing. (ULFM waits for ever, and reports failures that were not acknowledged;
+        go on without the ranks that are missing. (ULFM waits forever, and reports failures that were not acknowledged;
         here the result says nothing about failures.)
 
         Args:
@@ -335,16 +335,16 @@ class Group(
     def shrink(self, exclude: Sequence[int] = ()) -> Group:
         """A new group of the ranks that live, in their order and numbered anew.
 
-        Collective over the living ranks of this group, which may have failed; as ULFM's MPIX_Comm_shrink and NCCL's
-        ncclCommShrink, which takes the lost ranks as an argument where this finds them itself. Ranks die at any moment,
-        also during the call: all survivors get the same group, and if a rank of it is already lost, its first operation
-        raises PeerLostError, after which it can be shrunk in turn. It waits for each rank that is not lost, at most
-        `timeout`; then the others go on without the ranks that are missing, whose own call of shrink, or whose next
-        operation, raises an error that says so. This group stays failed and should be closed. If it was the default
-        group, the new one is from now on.
+        Collective over the living ranks of this group, which may have failed. It finds the lost ranks itself, as ULFM's
+        MPIX_Comm_shrink does; NCCL's ncclCommShrink takes them as an argument. Ranks may die at any moment, also during
+        the call: all survivors get the same group, and if a rank of it is already lost, its first operation raises
+        PeerLostError, after which it can be shrunk in turn. It waits for each rank that is not lost, at most `timeout`;
+        then the others go on without the ranks that are missing, whose own call of shrink, or whose next operation,
+        raises an error that says so. This group stays failed and should be closed. If it was the default group, the new
+        one becomes the default group.
 
         Args:
-            exclude: other ranks of this group to leave out although they may live; no rank need have failed. Nobody
+            exclude: other ranks of this group to leave out although they may live; no rank need have failed. No rank
                 waits for them, and they need not call anything. All callers pass the same ranks. Asynchronous
                 operations that are still pending after a second fail, because they wait for one of these ranks; over
                 gloo they may last until the timeout. Sends and receives stay pending.
