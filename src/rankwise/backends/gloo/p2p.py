@@ -163,11 +163,6 @@ class Channel(composed.Channel):
         if not self._outgoing.drain(max(0.0, end - time.monotonic())):
             raise CollectiveTimeout("messages that were not received in time are dropped")
 
-    @property
-    def idle(self) -> bool:
-        """Whether no thread is waiting in gloo for one of this channel's messages."""
-        return not (self.pending or self._listeners) and self._outgoing.drain(0.0)
-
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: its connections end, and every message that waits for its match raises this error."""
         with self._lock:
@@ -183,7 +178,7 @@ class Channel(composed.Channel):
         """End the connections, if threads of this channel wait in gloo, and the threads."""
         self._closed = True
         end = time.monotonic() + timeout
-        if not self.idle:
+        if self.pending or self._listeners or not self._outgoing.drain(0.0):
             self.transport.disconnect()
         for queue in (self._outgoing, *self._transfers.values()):
             queue.drain(max(0.0, end - time.monotonic()))

@@ -106,7 +106,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._words: list[WindowWords] = []
         self._recovering = ""
         self._recoveries = 0
-        self._ends = False
         self._returned = False  # from MPI, with an error
         # Most calls need these, so they are looked up once.
         self._memory, self._most = transport.memory, transport.most
@@ -342,9 +341,6 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         elif not known_to_all:
             self._tolerance.fail(error)
 
-    def process_ends(self) -> None:
-        self._ends = True
-
     def _release(self, timeout: float, healthy: bool) -> None:
         end = time.monotonic() + timeout
         if not healthy or self._mpi.Is_finalized():
@@ -352,7 +348,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._channel.flush(end)
         self._peers.close()
         for words in self._words:
-            words.free(None if self._ends else max(0.0, end - time.monotonic()))
+            words.free(max(0.0, end - time.monotonic()))
         self._channel.close()
         self._comm.Free()
 

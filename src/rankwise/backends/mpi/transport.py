@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
-from itertools import accumulate, count
-from operator import attrgetter
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,8 +107,9 @@ class WindowWords(SharedWords):
         self.window.Lock_all()
         self._sum = mpi.SUM
         self._lock, self._concurrent = transport.lock or threading.RLock(), transport.concurrent
-        self._number = next(_numbers)
         self._thread: threading.Thread | None = None
+        self._closed = False
+        _windows.append(self)
 
     def add(self, index: int, n: int) -> int:
         before, change = np.empty(1, np.int64), np.array([n], np.int64)
@@ -120,21 +121,23 @@ class WindowWords(SharedWords):
         self._step(lambda: self.window.Compare_and_swap(new, old, found, 0, index))
         return int(found[0]) == before
 
-    def free(self, seconds: float | None) -> None:
+    def free(self, seconds: float) -> None:
         """Free the window, for which MPI waits until all ranks do: in a thread, for which this call waits so long.
 
-        None: only at the end of the process, as also where MPI allows one call at a time.
+        At the end of the process if no thread can do it: MPI allows one call at a time, or the interpreter ends.
         """
-        _closed.append(self)
-        if seconds is not None and self._concurrent:
-            self._thread = threading.Thread(target=self._free, name="rankwise mpi words", daemon=True)
-            self._thread.start()
-            self._thread.join(seconds)
+        self._closed = True
+        if self._concurrent:
+            thread = threading.Thread(target=self._free, name="rankwise mpi words", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+                thread.join(seconds)
 
     def _free(self) -> None:
         self.window.Unlock_all()
         self.window.Free()
-        _closed.remove(self)
+        _windows.remove(self)
 
     def _step(self, step: Callable[[], Any]) -> None:
         with self._lock:
@@ -142,17 +145,16 @@ class WindowWords(SharedWords):
             self.window.Flush(0)
 
 
-_numbers = count()  # in the order made, which is the same on all ranks
-_closed: list[WindowWords] = []  # those whose windows are not free yet
+_windows: list[WindowWords] = []  # in the order made, which is the same on all ranks
 
 
 def _free_all(_left: Callable[[], float]) -> None:
     """The process ends: MPI's Finalize will wait for the other ranks too, but hangs if a thread is in a call of MPI."""
-    for words in sorted(_closed, key=attrgetter("_number")):
-        if words._thread is None:
-            words._free()
-        else:
+    for words in list(_windows):
+        if words._thread is not None:
             words._thread.join()
+        elif words._closed:
+            words._free()
 
 
 close_at_exit(ClosingOrder.ENGINES, _free_all)
