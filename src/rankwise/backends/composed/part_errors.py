@@ -21,16 +21,12 @@ def of_the_group(error: RankwiseError, ranks: Sequence[int], operation: str, seq
 
     It is raised `from None`, because the part's error numbers the ranks in another way.
     """
-    failure, reason = error.failure, passed_on(error)
+    failure = error.failure
     if failure.kind == ERROR:
         return error
-    return error_of((reason or failure.renumbered(ranks)).found_in(operation, sequence))
-
-
-def passed_on(error: RankwiseError) -> Failure | None:
-    """The failure of the group that another rank passed on."""
-    failure = error.failure
-    return Failure.from_json(failure.how) if failure.kind == LOST and failure.how.startswith("{") else None
+    passed_on = failure.kind == LOST and failure.how.startswith("{")
+    failure = Failure.from_json(failure.how) if passed_on else failure.renumbered(ranks)
+    return error_of(failure.found_in(operation, sequence))
 
 
 def latest(late: CollectiveTimeout, of_all: RankwiseError | None) -> RankwiseError:

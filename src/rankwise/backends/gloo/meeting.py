@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
-from rankwise.backends.composed.part_errors import of_the_group, passed_on
+from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
@@ -59,8 +59,8 @@ class Meeting:
             if job.master is None or (size == job.world_size and Settings.read().socket_dir is None):
                 self.store, self.address = _host_store(self._host, timeout), "127.0.0.1"
             else:
-                self.address = own_address(job.master[0], "gloo")
                 self.store = _master_store(job, job.master, timeout, leads=self._leads)
+                self.address = own_address(job.master[0], "gloo")
         except BaseException as error:
             self._leave(error)
             raise
@@ -92,9 +92,10 @@ class Meeting:
             return failed(error)
 
     def _from_all_hosts(self, here: dict[int, bytes]) -> list[bytes]:
-        if self._job.rank == 0 and not self._job.master_serves:
+        one_host = len(here) == self._job.world_size
+        if not one_host or (self._job.rank == 0 and not self._job.master_serves):
             self.store.connection()  # rank 0 serves the store from now on
-        if len(here) == self._job.world_size:
+        if one_host:
             return [here[rank] for rank in range(len(here))]
         return gather(self.store.under("meeting"), here, self._job.world_size, self._timeout, self._end)
 
@@ -108,9 +109,7 @@ class Meeting:
 
     def _leave(self, error: BaseException | None) -> None:
         if self._host is not None:
-            if isinstance(error, RankwiseError) and error.failure.to_blame:  # in the job's numbers
-                self._host.fail_as_part(error.failure)
-            elif error is not None:  # the other ranks of this host must not wait for this one
+            if error is not None:  # the other ranks of this host must not wait for this one
                 self._host.abort(f"it could not open the group: {error}")
             self._host.close()
 
@@ -162,10 +161,9 @@ def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicato
 
 def _fail(error: RankwiseError, job: Job, ranks: Sequence[int]) -> NoReturn:
     """Raise an error of the ranks of this host. ranks: their numbers in the job, or () if they are not known yet."""
-    reason = passed_on(error)
-    if reason is None and list(ranks) == list(range(job.world_size)):
+    if list(ranks) == list(range(job.world_size)):
         raise error
-    if ranks or reason is not None:
+    if ranks:
         raise of_the_group(error, ranks, "init") from None
     why = f"init: the {job.local_world_size} ranks of rank {job.rank}'s host, numbered from 0, could not meet: {error}"
     raise error_of(replace(error.failure, message=why, operation="init", ranks={}, to_blame=())) from error
@@ -188,7 +186,7 @@ def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: b
         _openings[master] += 1
         connection, number = _stores[master], _openings[master]
     store = TorchStore(connection).under(f"{job.id} {number}")
-    if serves is not leads:  # else in the meeting, or when it is first needed
+    if serves and not leads:
         store.connection()
     return store
 
