@@ -101,10 +101,14 @@ class RankPool:
         assert isinstance(outcome, Outcome)
         return outcome
 
+    def end(self) -> None:
+        """The processes shall exit; does not wait for them."""
+        for connection in self._connections:
+            connection.close()  # the rank reads end-of-file
+
     def close(self) -> None:
         """End the processes. Those that do not exit on their own are killed."""
-        for connection in self._connections:
-            connection.close()  # the rank reads end-of-file and exits
+        self.end()
         for process in self._processes:
             if not self.usable:
                 process.kill()

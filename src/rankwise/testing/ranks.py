@@ -80,6 +80,8 @@ def run_ranks(
 
 def close_pools() -> None:
     """End the pooled processes of `run_ranks`. They also end with this process."""
+    for pool in _pools.values():  # at once: a process that has imported torch takes a second
+        pool.end()
     while _pools:
         _pools.popitem()[1].close()
 
