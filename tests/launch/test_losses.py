@@ -136,7 +136,7 @@ def test_replacements_take_the_lost_ranks_places(tmp_path: Path) -> None:
 def test_a_rank_that_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "--restarts", "2", deeds="{0: lambda: time.sleep(60), 1: fail}", grace=0.1)
     assert done.returncode == 1
-    assert notes(done)[-1] == "rankwise: rank 1 exited with status 1, after 2 restarts; the other 1 rank was ended"
+    assert notes(done)[-1] == "rankwise: rank 1 exited with status 1, after 2 restarts; the other rank was ended"
     errors = [line for line in done.stderr.splitlines() if line.startswith("ValueError")]
     assert errors == [f"ValueError: bad in restart {restart}" for restart in range(3)]
 

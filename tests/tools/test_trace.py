@@ -402,7 +402,7 @@ group.barrier()
     trace = Trace.read(tmp_path / "t.json")
     lines = summary(trace)
     assert lines[0] == "stopped by SIGTERM; rank 0 waited for rank 1 in barrier #2"
-    assert "who came last to the 1 operations that all ranks began; some ranks never began 1 more" in lines
+    assert "who came last to the 1 operation that all ranks began; some ranks never began 1 more" in lines
 
 
 def test_the_time_of_a_rank_that_was_ended_counts_to_its_end() -> None:

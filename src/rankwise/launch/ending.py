@@ -87,8 +87,7 @@ class Ending:
             return f"{self.reason}; all {self.ranks} ranks were ended"
         if not self.survivors:
             return self.reason
-        all_others = self.survivors == self.ranks - 1
-        return f"{self.reason}; {'the other ' if all_others else ''}{_ranks(self.survivors)} ended"
+        return f"{self.reason}; {_ranks(self.survivors, all_others=self.survivors == self.ranks - 1)} ended"
 
 
 def shortened(losses: Sequence[str]) -> list[str]:
@@ -96,5 +95,6 @@ def shortened(losses: Sequence[str]) -> list[str]:
     return [*losses[:MOST], *([f"{len(losses) - MOST} more"] if len(losses) > MOST else [])]
 
 
-def _ranks(count: int) -> str:
-    return "1 rank was" if count == 1 else f"{count} ranks were"
+def _ranks(count: int, all_others: bool = False) -> str:
+    words = "1 rank was" if count == 1 else f"{count} ranks were"
+    return f"the other {words.removeprefix('1 ')}" if all_others else words

@@ -106,7 +106,8 @@ def summary(trace: Trace) -> list[str]:
     missed = sum(not set(each.late) <= set(each.begun) for each in found)
     if found:
         never = f"; some ranks never began {missed} more" * bool(missed)
-        lines += ["", f"who came last to the {len(found) - missed} operations that all ranks began{never}"]
+        those = "1 operation" if len(found) - missed == 1 else f"{len(found) - missed} operations"
+        lines += ["", f"who came last to the {those} that all ranks began{never}"]
         lines += columns(last_to_begin(trace, found), ">>>>", row_width())
     else:
         lines += ["", "the trace holds no operation that all ranks began"]
