@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -271,34 +270,3 @@ def _compound(group: Group) -> None:
         for thread in threads:
             thread.join()
         assert not errors, errors[0]
-
-
-def _interrupted(group: Group) -> None:
-    """Rank 1 gets Ctrl-C in one of many operations."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_name != "_checked":
-            frame = frame.f_back
-        if frame is not None:  # in the operation
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
-
-    def operations() -> None:
-        while True:
-            assert group.all_reduce(np.full(300, 2.0))[0] == 2 * group.world_size
-
-    if group.rank == 1:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.0123)
-        with pytest.raises(KeyboardInterrupt):
-            operations()
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(PeerLostError) as caught:
-        operations()
-    assert (caught.value.rank, caught.value.how) == (1, "aborted the group: it was interrupted in all_reduce")
-
-
-@pytest.mark.slow
-def test_an_interrupted_operation_fails_the_group_on_every_rank() -> None:
-    pytest.importorskip("torch")
-    run_ranks(_interrupted, 3, backend="gloo", timeout=90)
