@@ -305,6 +305,7 @@ def main() -> int:
     names = {"test": TEST, "all": ALL}.get(options.which, (options.which,))
     if options.args and len(names) > 1:
         parser.error(f"{shlex.join(options.args)}: arguments are for one part; name it with PART=")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of programs would compile what it imports
     start = time.monotonic()
     if not prepare([PARTS[name] for name in names], options.env):
         return 1

@@ -328,7 +328,8 @@ def test_sockets_listen_on_this_host_only(backend: str) -> None:
     check_listeners(done.stdout, backend)
 
 
-@pytest.mark.parametrize("sizes", [{}, pytest.param({"LOCAL_WORLD_SIZE": "2"}, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the test above is of the same sockets
+@pytest.mark.parametrize("sizes", [{}, {"LOCAL_WORLD_SIZE": "2"}])
 def test_gloos_sockets_do_so_too_where_the_launcher_names_a_port(sizes: dict[str, str]) -> None:
     """As torchrun does, even on one host. A store of torch's at that port would listen on all interfaces."""
     pytest.importorskip("torch")
