@@ -395,8 +395,8 @@ void leaving_at_once() {
     for (int i = 0; i < (ranks::shortened() ? 20 : 200); ++i) ranks::run(4, [](Comm&) {}, 60, settings);
 }
 
-// A request that is over stays so: cancel() after close changes nothing, neither in the group's memory nor in that of
-// whoever has it by then.
+// A request that is over stays so: cancel() after close writes nothing, not even into memory of the
+// group that somebody else has by then.
 void cancelled_again_after_close() {
     const Alone alone;
     const auto part = alone.part();

@@ -82,7 +82,7 @@ def _dumps_with_files(base: Any) -> Callable[..., bytes]:
 
 
 def _file_or_cell(file: str) -> str:
-    """IPython keeps the code of a cell as that of a file, which no other process has."""
+    """IPython keeps a cell's code under the name of a file, which no other process has."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     cell = shell.compile.format_code_name(file) if shell else None
     return " ".join(cell) if cell else file
