@@ -267,6 +267,25 @@ def test_pending_sends_share_the_threads_of_their_group() -> None:
     run_ranks(body, 2, backend="gloo")
 
 
+def test_small_messages_to_a_slow_receiver_wait_in_the_senders_own_memory() -> None:
+    """Some are sent ahead, not all; after they have been received, in any order of tags, so are others."""
+    arrays = [np.full(n % 2 * 4000, float(n)) for n in range(300)]
+
+    def body(group: Group) -> None:
+        for _ in range(2):
+            if group.rank == 0:
+                works = [group.isend(array, 1, n % 2) for n, array in enumerate(arrays)]
+                assert 0 < sum(work.done() for work in works) < len(works)
+                group.send(0, 1, 2)
+                rw.wait_all(works)
+            else:
+                group.recv((), 0, 2, dtype=int)
+                for n in [*range(1, 300, 2), *range(0, 300, 2)]:
+                    assert (group.recv(arrays[n].shape, 0, n % 2) == arrays[n]).all()
+
+    run_ranks(body, 2, backend="gloo")
+
+
 def test_every_tag_of_the_array_level() -> None:
     def body(group: Group) -> None:
         sending = group.isend(np.full(2, group.rank), 1 - group.rank, 2**31 - 1)

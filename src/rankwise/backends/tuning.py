@@ -144,8 +144,13 @@ REDUCED_AT_ONCE = 1 << 22  # bytes of a rank's array per piece, which stays in t
 GLOO_EAGER = 1 << 15
 """Up to this size a message's data is copied into its envelope (eager); more follows once the receive has matched.
 
-Measured: from 32 KiB on, a copy takes longer than a second transfer. Every envelope that a rank is ready to receive
-needs this much memory.
+Measured: from 32 KiB on, a copy takes longer than a second transfer.
+"""
+
+GLOO_UNRECEIVED = 1 << 22
+"""A rank sends another one so many bytes ahead of its receives; what follows waits for its receive, as large data does.
+
+So one small message in some thousands takes a second transfer.
 """
 
 PAIRWISE = 1 << 22

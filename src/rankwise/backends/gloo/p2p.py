@@ -1,8 +1,10 @@
 """Point-to-point messages over gloo: envelopes, which contain small data and are followed by large data.
 
 gloo has neither a probe nor a receive with any tag, and it ends a process that receives more than it expects. So a
-message is announced by an *envelope* of a fixed size, which holds small data as well (eager); large data follows on a
-tag of its own once a receive has matched the envelope (rendezvous), of which the receiver sends the sender a notice.
+message is announced by an *envelope*, which holds small data as well (eager); large data follows on a tag of its own
+once a receive has matched the envelope (rendezvous), of which the receiver sends the sender a notice. The notice also
+says how much eager data has been received. While more than GLOO_UNRECEIVED bytes may not have been, small data follows
+too, so that neither side keeps more than that.
 For each peer that this rank receives from, or sends large data to, a thread takes the envelopes and notices. It starts
 with the first such message.
 """
@@ -33,10 +35,16 @@ from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
 
 MATCHED = -1
-"""In place of a dtype: this is a notice that a receive has matched the message `number`."""
+"""In place of a dtype: this is a notice that a receive has matched the message `number`. eager: what the receiver has
+received since its last notice, as the sum of these fields.
+"""
 
-HEADER = np.dtype([("tag", np.int64), ("count", np.int64), ("dtype", np.int64), ("number", np.int64)])
-"""An envelope's header: the message's tag, count and dtype, and how many its sender sent to this rank before."""
+HEADER = np.dtype([(name, np.int64) for name in ("tag", "count", "dtype", "number", "eager")])
+"""An envelope's header: the message's tag, count and dtype, how many its sender sent to this rank before, and how many
+bytes of memory an eager message takes; 0 if its data follows.
+"""
+
+OVERHEAD = 3 << 10  # bytes of memory that an eager message takes besides its data, on either side; measured
 
 ENVELOPE_TAG = 0
 DATA_TAGS = 1 << 30  # the data of message `number` has the tag 1 + number % DATA_TAGS
@@ -44,16 +52,24 @@ DATA_TAGS = 1 << 30  # the data of message `number` has the tag 1 + number % DAT
 
 @dataclass(eq=False)
 class Envelope:
-    """An announced message. data: the address of its bytes, if this rank has them; keep: owns them."""
+    """An announced message. data: the address of its bytes, if this rank has them; keep: what owns them, or None."""
 
     source: int
     tag: int
     count: int
     dtype: DType
     number: int = 0
-    data: int = 0
+    eager: int = 0
+    data: int | None = None
     keep: object = None
-    sending: Transfer | None = None  # of a message to oneself
+    sending: Transfer | None = None  # of a large message to oneself
+
+    def own(self) -> None:
+        """Copy eager data, since its memory is about to be used again."""
+        if self.eager and self.data is not None:
+            memory = np.empty(self.count * ITEMSIZE[self.dtype], np.uint8)
+            ctypes.memmove(address(memory), self.data, memory.nbytes)
+            self.data, self.keep = address(memory), memory
 
 
 class Channel(composed.Channel):
@@ -80,6 +96,9 @@ class Channel(composed.Channel):
         self._unmatched: dict[tuple[int, int], Transfer] = {}  # sends of large data, by target and number
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
+        # Of eager messages, by peer: the bytes that it may not have received, and those that it does not know that this
+        # rank has received.
+        self._unreceived, self._received = [0] * transport.world_size, [0] * transport.world_size
         self._listeners: dict[int, threading.Thread] = {}  # by peer
         self._left: dict[int, Exception] = {}  # the peers whose connections have ended, and the error
         self._failure: RankwiseError | None = None
@@ -87,15 +106,19 @@ class Channel(composed.Channel):
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         size = count * ITEMSIZE[dtype]
-        eager = size <= tuning.GLOO_EAGER
+        eager = size + OVERHEAD if size <= tuning.GLOO_EAGER else 0
         if dest == self._rank:
-            return self._send_to_self(ptr, count, dtype, tag, eager, keep)
-        if not eager:
-            self.listen(dest)
+            sent = None if eager else Transfer(self, "send", dest, keep)
+            self._arrive(Envelope(dest, tag, count, dtype, eager=eager, data=ptr, sending=sent))
+            return sent or Completed()
         with self._lock:  # envelopes leave in the order of their numbers
             number = self._sent[dest]
             self._sent[dest] += 1
-            memory = _header(tag, count, dtype, number, size if eager else 0)
+            if self._unreceived[dest] + eager > tuning.GLOO_UNRECEIVED:
+                eager = 0
+            self._unreceived[dest] += eager
+            memory = _header(tag, count, dtype, number, eager, size if eager else 0)
+            failure: Exception | None = None
             try:
                 if eager:
                     ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
@@ -104,13 +127,15 @@ class Channel(composed.Channel):
                 data = self.transport.send(ptr, size, dest, _data_tag(number))
                 self._post(dest, memory)
                 sending = self._unmatched[dest, number] = Transfer(self, "send", dest, keep, data)
-                return sending
             except RuntimeError as error:
-                failure: Exception = error
+                failure = error
             except BaseException:  # a signal handler's
                 self._lost.append((memory, keep))
                 raise
-        raise self.failed(failure, "send") from failure
+        if failure is not None:
+            raise self.failed(failure, "send") from failure
+        self.listen(dest)
+        return sending
 
     def _post(self, peer: int, envelope: np.ndarray[Any, Any]) -> None:
         sent = self.transport.send(address(envelope), envelope.nbytes, peer, ENVELOPE_TAG)
@@ -211,21 +236,22 @@ class Channel(composed.Channel):
 
     def receive_envelope(self, peer: int, memory: np.ndarray[Any, Any]) -> None:
         """`memory` holds an envelope that has arrived from this peer."""
-        tag, count, code, number = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
+        tag, count, code, number, eager = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
         if code == MATCHED:
             with self._lock:
+                self._unreceived[peer] -= eager
                 sending = self._unmatched.pop((peer, number), None)
             if sending is not None:
                 sending.follow()
             return
-        eager = count * ITEMSIZE[code] <= tuning.GLOO_EAGER
-        data = address(memory) + HEADER.itemsize if eager else 0
-        self._arrive(Envelope(peer, tag, count, DType(code), number, data, memory))
+        data = address(memory) + HEADER.itemsize if eager else None
+        self._arrive(Envelope(peer, tag, count, DType(code), number, eager, data))
 
     def _arrive(self, envelope: Envelope) -> None:
         with self._lock:
             receive = self._matching.arrive(envelope)
             if receive is None:
+                envelope.own()
                 self._arrived.notify_all()
         if receive is not None:
             self._deliver(receive, envelope)
@@ -238,27 +264,21 @@ class Channel(composed.Channel):
             receive.end(self.failed(wrong, "recv"))
             return
         size = receive.count * ITEMSIZE[receive.dtype]
-        if envelope.data:
+        if envelope.data is not None:
             ctypes.memmove(receive.ptr, envelope.data, size)
             if envelope.sending is not None:
                 envelope.sending.end()
+            with self._lock:
+                self._received[envelope.source] += envelope.eager
             receive.end()
             return
         try:
             receive.follow(self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
-            self._post(envelope.source, _header(0, 0, MATCHED, envelope.number))
+            with self._lock:
+                received, self._received[envelope.source] = self._received[envelope.source], 0
+            self._post(envelope.source, _header(0, 0, MATCHED, envelope.number, received))
         except RuntimeError as error:
             receive.end(self.failed(error, "recv"))
-
-    def _send_to_self(self, ptr: int, count: int, dtype: DType, tag: int, eager: bool, keep: object) -> Work[None]:
-        if not eager:
-            sending = Transfer(self, "send", self._rank, keep)
-            self._arrive(Envelope(self._rank, tag, count, dtype, data=ptr, sending=sending))
-            return sending
-        memory = np.empty(max(1, count * ITEMSIZE[dtype]), np.uint8)
-        ctypes.memmove(address(memory), ptr, count * ITEMSIZE[dtype])
-        self._arrive(Envelope(self._rank, tag, count, dtype, data=address(memory), keep=memory))
-        return Completed()
 
     def disconnected(self, peer: int, error: Exception) -> None:
         with self._lock:
@@ -280,8 +300,8 @@ class Channel(composed.Channel):
 
 def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -> None:
     """The thread for one peer. It does not keep the channel alive, and ends with the connection."""
+    memory = np.empty(HEADER.itemsize + tuning.GLOO_EAGER, np.uint8)
     while True:
-        memory = np.empty(HEADER.itemsize + tuning.GLOO_EAGER, np.uint8)
         ended: RuntimeError | None = None
         try:
             transport.wait(transport.recv(address(memory), memory.nbytes, peer, ENVELOPE_TAG))
@@ -363,10 +383,10 @@ def _release_sent(transport: Transport, work: Any, memory: object) -> None:
         transport.wait(work)
 
 
-def _header(tag: int, count: int, dtype: int, number: int, room: int = 0) -> np.ndarray[Any, Any]:
+def _header(tag: int, count: int, dtype: int, number: int, eager: int, room: int = 0) -> np.ndarray[Any, Any]:
     """An envelope with room for so many bytes of data."""
     memory = np.empty(HEADER.itemsize + room, np.uint8)
-    memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number)
+    memory[: HEADER.itemsize].view(HEADER)[0] = (tag, count, dtype, number, eager)
     return memory
 
 
