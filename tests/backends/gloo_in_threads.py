@@ -50,7 +50,7 @@ class QueueTransport:
     """
 
     def __init__(self, queues: Any, rank: int, world_size: int) -> None:
-        self.rank, self.world_size, self.timeout = rank, world_size, SECONDS
+        self.rank, self.world_size, self.timeout, self.patience = rank, world_size, SECONDS, SECONDS
         self.latencies = self.sent = self.sent_bytes = 0
         self._queues = queues  # [source, target, tag]
         self._expected: dict[tuple[int, int], list[Any]] = defaultdict(list)

@@ -62,7 +62,7 @@ def fastest(group: rw.Group, size: int) -> float:
 
 
 def until_failure(group: rw.Group, size: int) -> dict[str, Any]:
-    """all_reduce for ever; what ended it, and when after the last good one."""
+    """all_reduce without end; what ended it, and when after the last good one."""
     x = np.ones(size // 4, np.float32)
     good = time.monotonic()
     try:
@@ -77,8 +77,30 @@ def until_failure(group: rw.Group, size: int) -> dict[str, Any]:
     raise AssertionError("nothing failed")
 
 
+def until_map_fails(group: rw.Group, longest: int) -> dict[str, Any]:
+    """Tasks of which one takes so many seconds, longer than the timeout; what ended the map, and whom it blames."""
+
+    def task(number: int) -> None:
+        time.sleep(longest if number == 0 else 0.2)
+        if number == 10:
+            print("ready", group.backend, flush=True)
+
+    start = time.monotonic()
+    try:
+        group.map(task, range(100_000), dst=1)
+    except rw.RankwiseError as error:
+        blamed = error.failure.to_blame
+        return {"error": type(error).__name__, "text": str(error), "blamed": blamed, "after": time.monotonic() - start}
+    raise AssertionError("nothing failed")
+
+
 def main() -> None:
-    actions: dict[str, Callable[..., Any]] = {"crossing": crossing, "seconds": seconds, "until_failure": until_failure}
+    actions: dict[str, Callable[..., Any]] = {
+        "crossing": crossing,
+        "seconds": seconds,
+        "until_failure": until_failure,
+        "until_map_fails": until_map_fails,
+    }
     action, *arguments = sys.argv[1:]
     group = rw.init()
     print(json.dumps(actions[action](group, *map(int, arguments))), flush=True)

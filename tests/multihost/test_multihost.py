@@ -156,6 +156,22 @@ def test_a_host_cut_off_fails_both_sides(network: Make, tmp_path: Path, backend:
         assert end["after"] < ALLOWED + LATE, found
 
 
+@pytest.mark.skipif(not WHOLE, reason="it waits for timeouts; make test-all PART=multihost runs it")
+@pytest.mark.parametrize("backend", ["hierarchical", "gloo"])
+def test_a_host_cut_off_ends_a_map_whose_tasks_have_no_limit(network: Make, tmp_path: Path, backend: str) -> None:
+    hosts = network(2)
+    with job(
+        hosts, (0, 0, 1, 1), [PROGRAM, "until_map_fails", str(int(4 * ALLOWED))], tmp_path, backend, ALLOWED
+    ) as ranks:
+        while "ready" not in "".join(map(ranks.out, range(4))):
+            time.sleep(0.05)
+        hosts.cut_off(1)
+        found = failures(ranks, [])
+    for rank, end in found.items():
+        assert end["error"] in ("PeerLostError", "CollectiveTimeout"), found
+        assert {blamed < 2 for blamed in end["blamed"]} == {rank >= 2}, found
+
+
 def launch(network: Network, counts: tuple[int, ...], *words: str) -> list[subprocess.CompletedProcess[str]]:
     """`rankwise run` with so many ranks on each host; how each launcher ended."""
     launchers = []

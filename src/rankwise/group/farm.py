@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
+from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase
@@ -65,7 +66,6 @@ class _Team(ObjectCollectives, Sharing, PointToPoint, Messages):
 
 _OUTCOME = 1  # the tag of outcomes
 _NEXT, _LATEST = 0, 1  # words that the ranks share: the next task, and for each rank 1 + its latest one
-_FOR_EVER = 1e9  # seconds: a task may take as long as it likes, and a loss ends every wait
 
 
 class _Farm:
@@ -93,7 +93,8 @@ class _Farm:
         self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks
         self._helping = 0  # how many of the other ranks still take tasks
         self._dropped = False  # dst wants no more outcomes
-        team.comm.timeout = _FOR_EVER
+        self._limit = team.comm.timeout
+        self._wait_for_tasks()
 
     def help(self) -> None:
         """On the ranks other than dst: work until all tasks are done."""
@@ -224,6 +225,11 @@ class _Farm:
             self._go_on(lost)
             return True
 
+    def _wait_for_tasks(self) -> None:
+        """A task may take as long as it likes: only a loss ends a wait, such as a host's that is silent too long."""
+        self._team.comm.timeout = self._limit
+        self._team.comm.timeout = LONGEST_TIMEOUT
+
     def _go_on(self, lost: PeerLostError) -> None:
         """Begin again with the ranks that live, of which dst gets the outcomes that it may not have received."""
         while True:
@@ -238,7 +244,7 @@ class _Farm:
             self._note_lost(set(range(len(self._members))).difference(former))
             self._team.close()
             self._team, self._members = _Team(comm, self._team.name), [self._members[rank] for rank in former]
-            comm.timeout = _FOR_EVER
+            self._wait_for_tasks()
             self._words = None
             if self._dst not in self._members:
                 raise lost

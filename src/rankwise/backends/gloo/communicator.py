@@ -277,8 +277,8 @@ class GlooCommunicator(ComposedCommunicator):
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)
-        settles = self.settles_timeouts
-        return self._record.explain(error, where, self._sequence, self._timeout, settles_timeouts=settles)
+        limit, settles = self._transport.patience, self.settles_timeouts
+        return self._record.explain(error, where, self._sequence, limit, settles_timeouts=settles)
 
     def explain_timeout(self, call: str, sequence: int) -> RankwiseError:
         return self._record.explain(TimeoutError("it took too long"), call, sequence, self._timeout)

@@ -15,6 +15,9 @@ from rankwise.contract.failure_kinds import LOST, TIMEOUT
 
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 
+SILENT = ("Connection timed out", "No route to host")
+"""What a system says of a connection to a host that has not answered for too long."""
+
 
 class FailureRecord:
     """What the ranks of one group write into their store when it fails."""
@@ -30,7 +33,8 @@ class FailureRecord:
         limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
         """
         operation = where.partition("(")[0]
-        timed_out = isinstance(error, TimeoutError) or "imed out" in str(error)
+        silent = any(text in str(error) for text in SILENT)
+        timed_out = silent or isinstance(error, TimeoutError) or "imed out" in str(error)
         mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
         try:
             self._store.set(f"state/{self._store.rank}", json.dumps(mine).encode())
@@ -40,6 +44,8 @@ class FailureRecord:
         except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
             return self._store.unreachable(operation, sequence)
         missing = tuple(rank for rank in range(self._store.world_size) if rank not in states)
+        if silent:  # the other missing ranks may be busy
+            missing = tuple(rank for rank in missing if rank in self._store.cut_off) or missing
         if any(state["timed_out"] for state in states.values()) and not lost:
             found = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}
             found |= dict.fromkeys(missing, "in no call of this group")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -48,11 +50,19 @@ class Transport:
         options._threads = 2
         options._timeout = timedelta(seconds=timeout)
         self.rank, self.world_size = rank, world_size
-        self.timeout = timeout
+        self.timeout = self.patience = timeout
+        before = _sockets()
         self._group: Any = ProcessGroupGloo(store, rank, world_size, options)
+        self._connections = _sockets().keys() - before
 
     def set_timeout(self, seconds: float) -> None:
-        """Set how long an operation may wait for the other ranks."""
+        """Set how long an operation may wait for the other ranks. With the longest timeout, only `patience` limits it,
+        the timeout before: for so long another host's system may not answer.
+        """
+        if seconds < LONGEST_TIMEOUT:
+            self.patience = seconds
+        else:
+            self._limit_silence(self.patience)
         self.timeout = seconds
         self._group._set_default_timeout(timedelta(seconds=seconds))
 
@@ -65,7 +75,7 @@ class Transport:
         return self._group.recv([_tensor(ptr, size)], peer, tag)
 
     def wait(self, work: Any, seconds: float | None = None) -> None:
-        """Wait for a send or recv. seconds: None means for ever; after that time gloo ends all connections."""
+        """Wait for a send or recv. seconds: None means without end; after that time gloo ends all connections."""
         work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
 
     def wait_all(self, works: Iterable[Any]) -> None:
@@ -127,6 +137,22 @@ class Transport:
 
     # ---- the end ----
 
+    def _limit_silence(self, seconds: float) -> None:
+        """End a connection if the other host's system does not answer for so long, whatever its rank does."""
+        whole = max(1, min(int(seconds / 4), 30_000))  # Linux has a limit of 32,767 s
+        options = [
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * seconds), 2**31 - 1)),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, whole),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, whole),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        ]
+        for name, descriptor in _sockets().items():
+            if name in self._connections:
+                # What is no connection over TCP, such as another thread's socket of this moment, has no such options.
+                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    for option in options:
+                        connection.setsockopt(*option)
+
     def disconnect(self) -> None:
         """End the connections, so that no other rank, and no thread of this one, waits on them.
 
@@ -154,6 +180,17 @@ class _Closed:
 
 
 _CLOSED = _Closed()
+
+
+def _sockets() -> dict[str, int]:
+    """The descriptors of this process's sockets, by a name that no other socket has meanwhile."""
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it has been closed
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            if name.startswith("socket:"):
+                found[name] = int(descriptor)
+    return found
 
 
 def _places(ptr: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
