@@ -75,7 +75,7 @@ private:
 //
 // A thread without a thread state makes one that no fork interrupts. To make one, a thread holds Python's own lock of
 // the list of thread states, without the GIL: up to Python 3.12, a child that another thread forks meanwhile may wait
-// for that lock for ever.
+// for that lock forever.
 class HoldGil {
 public:
     HoldGil() {

@@ -1,4 +1,4 @@
-// Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits for ever.
+// Tests that a group can be closed at any moment: nobody uses its memory afterwards, and nobody waits forever.
 #include <sys/wait.h>
 #include <unistd.h>
 

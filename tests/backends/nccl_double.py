@@ -169,12 +169,12 @@ class Nccl:
 
     def send(self, sendbuff: int, count: int, datatype: int, peer: int, comm: Any, stream: int) -> None:
         self._note("send", count, datatype, peer, stream)
-        assert self._group is not None, "a send outside a group can wait for ever"
+        assert self._group is not None, "a send outside a group can wait forever"
         self._group.append(("send", comm, sendbuff, count, TYPES[datatype], peer))
 
     def recv(self, recvbuff: int, count: int, datatype: int, peer: int, comm: Any, stream: int) -> None:
         self._note("recv", count, datatype, peer, stream)
-        assert self._group is not None, "a recv outside a group can wait for ever"
+        assert self._group is not None, "a recv outside a group can wait forever"
         self._group.append(("recv", comm, recvbuff, count, TYPES[datatype], peer))
 
     def _note(self, *call: Any) -> None:

@@ -216,7 +216,7 @@ def elastic(rank: Rank, group: rw.Group, enough: str, size: int) -> None:
 
 
 def blocked(rank: Rank, group: rw.Group, kept: int, how: str) -> None:
-    """All but one rank wait, each for ever, for that one, which sleeps."""
+    """All but one rank wait, each forever, for that one, which sleeps."""
     if group.rank == kept:
         rank.report("blocked")
         time.sleep(60)

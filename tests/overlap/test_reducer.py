@@ -124,19 +124,19 @@ def reduced_by_hook(bucket: rw.overlap.Bucket, group: Group) -> None:
     group.all_reduce(bucket.flat, bucket.op)
 
 
-def test_lent_gradients_are_read_when_their_bucket_is_reduced() -> None:
+def test_gradients_whose_copy_is_deferred_are_read_when_their_bucket_is_reduced() -> None:
     def ranks(group: Group) -> None:
         for options in ({}, {"hook": reduced_by_hook}, {"async_op": False}):
             reducer = rw.overlap.GradientReducer([np.zeros(3), np.zeros(2)], group, **options)  # type: ignore[arg-type]
             for step in (1.0, 2.0):
                 with reducer.no_sync():
                     kept = np.full(2, step)
-                    reducer.mark_ready(1, kept, lend=True)
+                    reducer.mark_ready(1, kept, defer_copy=True)
                     kept[:] = 100.0  # added up by then
                 first, second = np.zeros(3), np.full(2, group.rank * 2.0)
-                reducer.mark_ready(0, first, lend=True)
+                reducer.mark_ready(0, first, defer_copy=True)
                 first[:] = step + group.rank  # the bucket is not full yet
-                reducer.mark_ready(1, second, lend=True)
+                reducer.mark_ready(1, second, defer_copy=True)
                 check(reducer.wait_and_unpack(), [np.full(3, step + 0.5), np.full(2, step + 1)])
 
     run_ranks(ranks, 2)

@@ -169,7 +169,7 @@ def test_an_interrupt_ends_the_call_and_keeps_the_ranks(pool: rw.Pool, others: C
 
 
 def test_after_an_interrupt_a_debugger_can_follow_the_program() -> None:
-    """Up to Python 3.12 its first step lasts for ever while Python believes that a thread has an exception to raise."""
+    """Up to Python 3.12 its first step lasts forever while Python believes that a thread has an exception to raise."""
     program = (
         "import _thread, sys, rankwise as rw\n"
         "def loops():\n"

@@ -30,7 +30,7 @@ std::vector<int> cycle_from(const std::vector<std::optional<Awaited>>& waits, in
 bool is_message(const Operation& o) { return o.kind == Op::Send || o.kind == Op::Recv; }
 
 // Whether a message from this rank to `peer` is under way, which `receive` may be about to get. A synchronous send
-// waits for ever for another receive.
+// waits forever for another receive.
 bool sends_to(const Whereabouts& where, int peer, const Operation& receive) {
     const auto sends = [&](const Operation& o) {
         const bool another = *receive.tag >= 0 && o.tag != receive.tag;

@@ -20,7 +20,7 @@ struct Embedding {
     // When a rank of this host was last stopped in a debugger. A wait that has lasted since then begins anew there, so
     // that no timeout runs meanwhile.
     virtual Clock::time_point debugged() { return {}; }
-    // The stacks of this process's threads. Called in an engine thread; it may block for ever.
+    // The stacks of this process's threads. Called in an engine thread; it may block forever.
     virtual std::string stacks() { return ""; }
 
     static Embedding none;

@@ -82,7 +82,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
-        for (int p = 0; p < n; ++p)  // the awaited peer may wait for ever for a peer that left before this call
+        for (int p = 0; p < n; ++p)  // the awaited peer may wait forever for a peer that left before this call
             if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.lost(p);
         timed.publish();
     };

@@ -87,7 +87,7 @@ def explore(model: str, macros: str) -> tuple[str, int]:
             return done.stdout
 
         run("spin", "-a", *(f"-D{macro}" for macro in macros.split()), str(FOLDER / model))
-        # Safety: deadlocks and assertions. Every loop of the protocol sleeps or ends, so nothing can spin for ever.
+        # Safety: deadlocks and assertions. Every loop of the protocol sleeps or ends, so nothing can spin forever.
         # NOREDUCE: partial order reduction does not go together with `provided`.
         run("cc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DVECTORSZ=512", "-o", "pan", "pan.c")
         report = run("./pan", "-m100000", "-w22")
@@ -102,7 +102,7 @@ def check(name: str, model: str, macros: str, sound: bool) -> bool:
     start = time.monotonic()
     error, states = explore(model, macros)
     right = sound != bool(error)
-    found = {"": "no error"}.get(error, "a rank waits for ever" if "invalid end state" in error else error)
+    found = {"": "no error"}.get(error, "a rank waits forever" if "invalid end state" in error else error)
     took = f"{states:>9,} states {time.monotonic() - start:5.1f} s"
     print(f"{'ok  ' if right else 'FAIL'}  {name:<76} {took}  {found}", flush=True)
     return right

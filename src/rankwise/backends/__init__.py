@@ -1,1 +1,1 @@
-"""The backends, which move the bytes; each is found by name through the registry."""
+"""The backends, which implement the contract; each is found by name through the registry."""

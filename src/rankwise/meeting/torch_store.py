@@ -57,7 +57,7 @@ class TorchStore(Store):
         try:
             self._ask(lambda store: store.wait(names, limit))
         except ConnectionError as error:  # torch's timeout too; it may end a little early
-            # If the store is gone, a further request fails. It might also take for ever, so there is none for one key.
+            # If the store is gone, a further request fails. It might also take forever, so there is none for one key.
             missing = awaited if len(awaited) == 1 else [key for key in awaited if not self.check([key])]
             if missing:
                 raise Missing(missing, str(error)) from error

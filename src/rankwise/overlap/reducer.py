@@ -226,14 +226,14 @@ class GradientReducer:
         """The views of all parameters' gradients."""
         return [self.view(number) for number in range(len(self.parameters))]
 
-    def mark_ready(self, i: int, grad: Any, *, lend: bool = False) -> None:
+    def mark_ready(self, i: int, grad: Any, *, defer_copy: bool = False) -> None:
         """Declare that the gradient of parameter `i` is computed. It is copied, and full buckets are reduced.
 
         With a `stream`, the gradient is taken when the work queued there has run; the call does not block.
 
         Args:
-            lend: promises that the gradient will not change before wait_and_unpack has returned, so that it may be
-                copied later, in the background.
+            defer_copy: copy the gradient later, in the background; it must not change before wait_and_unpack has
+                returned.
 
         Raises:
             ValueError: the shape or dtype differs from the parameter's, or the parameter was already marked in this
@@ -253,7 +253,7 @@ class GradientReducer:
             if seen is not None and seen.address != bucket.addresses[i]:
                 plain = grad.detach() if hasattr(grad, "detach") else grad  # without its autograd history
                 fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], plain)
-                if lend and self._on_host() and not self._no_sync:
+                if defer_copy and self._on_host() and not self._no_sync:
                     bucket.deferred.append(fill)
                 else:
                     self._do(fill)

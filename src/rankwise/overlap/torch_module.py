@@ -123,7 +123,7 @@ class DataParallel:
                 "another part; pass use_reentrant=False"
             )
         self._used[number] = 1
-        self.reducer.mark_ready(number, parameter.grad, lend=self._async_op)
+        self.reducer.mark_ready(number, parameter.grad, defer_copy=self._async_op)
         if not self._async_op:
             # torch may now reuse the memory of its gradient, which is still in the cache, for the next one.
             parameter.grad = self.reducer.view(number)

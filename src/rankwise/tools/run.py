@@ -406,7 +406,11 @@ def _parser() -> Parser:
         "(default: 0)",
     )
     parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
-    parser.add_argument("--backend", metavar="NAME", help="what moves the bytes (default: chosen by rankwise.init)")
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="which implementation of the operations to use (default: chosen by rankwise.init)",
+    )
     return parser
 
 

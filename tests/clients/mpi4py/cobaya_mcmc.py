@@ -20,7 +20,7 @@ def sampled(**mcmc: object) -> object:
     return run(info)[1]
 
 
-# No chain of this one comes to a check of convergence, in which cobaya's ranks would wait for ever, on any MPI, for one
+# No chain of this one comes to a check of convergence, in which cobaya's ranks would wait forever, on any MPI, for one
 # that has its last sample meanwhile.
 chain = sampled(max_samples=200, learn_every=1000).products()["sample"]
 sums = comm.gather(float(np.sum(chain["x"].to_numpy() * chain["weight"].to_numpy())))

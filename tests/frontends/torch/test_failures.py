@@ -1,4 +1,4 @@
-"""Failures raise rankwise's errors, and no rank waits for ever."""
+"""Failures raise rankwise's errors, and no rank waits forever."""
 
 from __future__ import annotations
 

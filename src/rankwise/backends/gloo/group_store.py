@@ -22,7 +22,7 @@ LIMIT = 2.0  # seconds that a request may take with which ranks find out why the
 class GroupStore(TorchStore):
     """The part of the job's store that one group uses.
 
-    torch's clients wait for ever if the network to the store's host fails. Here a request that takes too long, and all
+    torch's clients wait forever if the network to the store's host fails. Here a request that takes too long, and all
     later ones, raise ConnectionError.
     """
 

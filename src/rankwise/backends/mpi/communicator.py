@@ -274,7 +274,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
 
     def shrink(self, exclude: Sequence[int] = ()) -> MpiCommunicator:
         if exclude:
-            why = "MPI_Comm_shrink waits for every process that lives"
+            why = "MPI_Comm_shrink waits forevery process that lives"
             raise UnsupportedError("shrink(exclude=...)", self.backend, why, "leave `exclude` out, or use gloo")
         comm, former = self._recover("shrink", self._fault_tolerance("shrink").shrink)
         part = self._made(comm)

@@ -117,7 +117,7 @@ class Notices:
         return True
 
     def finalize(self) -> None:
-        """Call MPI's Finalize, unless a rank is lost, for which Open MPI would sometimes wait for ever."""
+        """Call MPI's Finalize, unless a rank is lost, for which Open MPI would sometimes wait forever."""
         import mpi4py
 
         if not mpi4py.rc.finalize and not lost(self.comm):

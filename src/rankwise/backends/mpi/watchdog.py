@@ -1,4 +1,4 @@
-"""A thread that ends a call, or the job, when MPI itself would wait for ever."""
+"""A thread that ends a call, or the job, when MPI itself would wait forever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watched(OpenCommunicator):
 
 
 class Watchdog:
-    """Ends the job when MPI itself would wait for ever.
+    """Ends the job when MPI itself would wait forever.
 
     This happens when a collective takes longer than its group's timeout, and when a rank ends after an exception or
     with a failed group: MPI's Finalize would wait for ranks that wait for this one.

@@ -100,7 +100,7 @@ class Handle(Generic[T]):
 NAMED: dict[str, Any] = {}
 """The predefined handles by name, without MPI."""
 
-_NAME_OF: dict[int, str] = {}  # by the id of the handle, and of the object that it refers to; both live for ever
+_NAME_OF: dict[int, str] = {}  # by the id of the handle, and of the object that it refers to; both live forever
 
 
 def predefined(name: str) -> Any:

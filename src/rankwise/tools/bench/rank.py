@@ -1,4 +1,4 @@
-"""What the benchmark measures, and the program of each of its ranks, for every library.
+"""What the benchmark measures, and the program of each of its ranks, forevery library.
 
     python rank.py LIBRARY SOCKET
 
@@ -449,7 +449,7 @@ class Point:
         self.touch()
 
     def _repeated(self, pattern: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Elements start to start + count of the pattern repeated for ever."""
+        """Elements start to start + count of the pattern repeated forever."""
         return np.resize(np.roll(pattern.astype(self.given.dtype), -start), count)
 
     def right(self) -> Any:

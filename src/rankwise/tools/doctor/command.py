@@ -22,8 +22,8 @@ Show whether this machine is ready for ranks on one host, on several hosts and o
 missing. Every backend is tried: two ranks compute an all_reduce with it. If something is missing,
 the reason ends with the command or option that changes it.
 
-The backends move the bytes between ranks. The last table shows which one rankwise.init uses under each
-launcher. The command exits with 0 if ranks of one host can share memory, else with 1.
+Each backend implements the operations on one engine. The last table shows which backend
+rankwise.init uses under each launcher. The command exits with 0 if ranks of one host can share memory, else with 1.
 """
 
 EXAMPLES = """\

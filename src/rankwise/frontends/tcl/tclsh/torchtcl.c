@@ -1,7 +1,7 @@
 // libtorchtcl.so, for `load ./libtorchtcl.so` in a stock tclsh: runs torchtcl.tcl, which it holds.
 //
 // Neither Tcl's headers nor its library are needed to build it. Tcl 8 hands every extension a table of
-// its functions through the interpreter, in which each keeps its place for ever; what Tcl_InitStubs of
+// its functions through the interpreter, in which each keeps its place forever; what Tcl_InitStubs of
 // Tcl's own library does with it is done here by hand, for the two functions that are used.
 
 #define _GNU_SOURCE
