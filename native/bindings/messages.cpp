@@ -1,7 +1,7 @@
 // Messages between two ranks, as Python starts and awaits them.
 #include "messages.hpp"
 
-#include "numpy_arrays.hpp"
+#include "plain_array.hpp"
 #include "requests.hpp"
 
 using namespace rankwise;
@@ -43,12 +43,13 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
     return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
 }
 
-// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag.
+// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag. Here and below, the general path receives
+// tensors with a version, as autograd must be notified when the message has come.
 template <auto start>
 std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first) {
     const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
     const PlainArray x(array, true);
-    if (!x || src < kAny || tag < kAny) return nullptr;
+    if (!x || x.has_version() || src < kAny || tag < kAny) return nullptr;
     ReleaseGilToWait released(x.bytes());
     return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
 }
@@ -77,7 +78,7 @@ using SourceTagBytes = std::tuple<int, int, uint64_t>;
 std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
     const PlainArray x(array, true);
-    if (!x || src < kAny || tag < kAny) return std::nullopt;
+    if (!x || x.has_version() || src < kAny || tag < kAny) return std::nullopt;
     ReleaseGilToWait released(x.bytes());
     const Arrival a = c.messages().recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
     return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
@@ -89,7 +90,7 @@ std::optional<SourceTagBytes> sendrecv_array(Comm& c, nb::handle array, nb::hand
     const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
     const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
     const PlainArray x(array, false), y(out, true);
-    if (!x || !y || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
+    if (!x || !y || y.has_version() || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
     ReleaseGilToWait released(x.bytes() + y.bytes());
     if (!c.messages().send_at_once(x.data, x.count, DType(x.dtype), dst, send_tag, released.options()))
         return std::nullopt;

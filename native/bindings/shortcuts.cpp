@@ -1,4 +1,4 @@
-// The common case of the array level in one call from Python: plain NumPy arrays of one dtype, whose shapes fit. Each
+// The common case of the array level in one call from Python: plain arrays of one dtype, whose shapes fit. Each
 // function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the
 // general path, which also reports errors.
 #include "shortcuts.hpp"
@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "kernels/kernels.hpp"
-#include "numpy_arrays.hpp"
+#include "plain_array.hpp"
 
 using namespace rankwise;
 
@@ -65,10 +65,12 @@ bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    const ArrayCall call(x.bytes(), x.description());
-    mine.put();
-    c.all_reduce(x.data, x.count, DType(x.dtype), named->op, call);
-    return true;
+    {
+        const ArrayCall call(x.bytes(), x.description());
+        mine.put();
+        c.all_reduce(x.data, x.count, DType(x.dtype), named->op, call);
+    }
+    return x.written();
 }
 
 bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
@@ -78,10 +80,12 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    const ArrayCall call(x.bytes(), x.description());
-    mine.put();
-    c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, call);
-    return true;
+    {
+        const ArrayCall call(x.bytes(), x.description());
+        mine.put();
+        c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, call);
+    }
+    return dst != c.rank() || x.written();
 }
 
 bool broadcast(Comm& c, nb::handle array, nb::handle from) {
@@ -89,7 +93,7 @@ bool broadcast(Comm& c, nb::handle array, nb::handle from) {
     const PlainArray x(array, true);
     if (!x || src < 0) return false;
     c.broadcast(x.data, x.count, DType(x.dtype), src, ArrayCall(x.bytes(), x.description()));
-    return true;
+    return src == c.rank() || x.written();
 }
 
 // fits: fits_gathered or has_parts_like.
@@ -97,7 +101,7 @@ template <Fits fits> bool all_gather(Comm& c, nb::handle array, nb::handle out) 
     const PlainArray x(array, false), result(out, true);
     if (!fits(c, x, result)) return false;
     c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall(result.bytes(), x.description()));
-    return true;
+    return result.written();
 }
 
 // The general path refuses an array whose gathered result would have more dimensions than NumPy allows (32 before NumPy
@@ -108,14 +112,11 @@ template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::h
     const int dst = rank_or_tag(at, c.world_size());
     const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return false;
-    uint8_t* to = nullptr;
-    if (dst == c.rank()) {
-        const PlainArray result(out, true);
-        if (!fits(c, x, result)) return false;
-        to = result.data;
-    }
-    c.gather(x.data, to, x.count, DType(x.dtype), dst, ArrayCall(x.bytes() * size_t(c.world_size()), x.description()));
-    return true;
+    const PlainArray result(dst == c.rank() ? out : nb::handle(Py_None), true);
+    if (dst == c.rank() && !fits(c, x, result)) return false;
+    c.gather(x.data, result.data, x.count, DType(x.dtype), dst,
+             ArrayCall(x.bytes() * size_t(c.world_size()), x.description()));
+    return result.written();
 }
 
 bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
@@ -124,7 +125,7 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op,
                      ArrayCall(x.bytes(), x.description()));
-    return true;
+    return result.written();
 }
 
 bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
@@ -132,7 +133,7 @@ bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     if (!fits_split(c, x, result, false)) return false;
     c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype),
                  ArrayCall(x.bytes(), x.description()));
-    return true;
+    return result.written();
 }
 
 // The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
@@ -180,14 +181,14 @@ bool scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::han
     if (!part || part.dims() == 0 || src < 0) return false;
     if (src == c.rank()) {
         const PlainArray x(array, false);
-        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src);
+        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src) && part.written();
     }
     ReceivedPart received{part, c.world_size(), {}, {}};
     const auto parts_follow =
         c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, ArrayCall(part.bytes()));
     if (received.fits()) {
         if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes()));
-        return true;
+        return part.written();
     }
     nb::list given;
     const auto* header = reinterpret_cast<const int64_t*>(&received.header);
@@ -228,7 +229,7 @@ bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
         data = x.data;
     }
     c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes(), part.description()));
-    return true;
+    return part.written();
 }
 
 // ---- messages ----
@@ -246,7 +247,7 @@ bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const PlainArray x(array, true);
     if (!x || src < 0 || tag < 0) return false;
     c.messages().recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall(x.bytes()));
-    return true;
+    return x.written();
 }
 
 }  // namespace

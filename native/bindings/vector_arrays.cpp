@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "numpy_arrays.hpp"
+#include "plain_array.hpp"
 #include "shortcuts.hpp"
 
 using namespace rankwise;
@@ -41,7 +41,7 @@ bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts) 
     const Divided into(c, out, counts, true);
     if (!x || !into || !into.goes_with(x) || into.counts[size_t(c.rank())] != x.count) return false;
     c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), ArrayCall(into.x.bytes(), x.description()));
-    return true;
+    return into.x.written();
 }
 
 bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, nb::handle receives) {
@@ -49,7 +49,7 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
     if (!given || !into || !into.goes_with(given.x)) return false;
     c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype),
                    ArrayCall(into.x.bytes(), given.x.description()));
-    return true;
+    return into.x.written();
 }
 
 Counts in_bytes(const Divided& divided) {
@@ -88,7 +88,7 @@ bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::hand
         sizes = in_bytes(*into);
     }
     gather_blocks_to(c, x.data, x.bytes(), dst, into ? into->x.data : nullptr, sizes, ArrayCall(x.bytes()));
-    return true;
+    return !into || into->x.written();
 }
 
 // The same for memory at addresses. sizes: used on root alone.
@@ -127,7 +127,7 @@ bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle from, nb
     }
     scatter_blocks_from(c, given ? given->x.data : nullptr, sizes, src, part.data, part.bytes(),
                         ArrayCall(part.bytes()));
-    return true;
+    return part.written();
 }
 
 // The same for memory. Returns the bytes of this rank's block.

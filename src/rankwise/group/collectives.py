@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.arrays import buffers, ops
+from rankwise.arrays import buffers, ops, torch
 from rankwise.arrays.base import Buffer, Kind
 from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY
@@ -211,8 +211,11 @@ class Collectives(GroupBase):
         """
         if not async_op:
             into = out
-            if out is None and type(x) is np.ndarray and x.ndim < NUMPY.max_dims:
-                into = np.empty((self.world_size, *x.shape), x.dtype)
+            if out is None and type(x) is np.ndarray:
+                if x.ndim < NUMPY.max_dims:
+                    into = np.empty((self.world_size, *x.shape), x.dtype)
+            elif out is None:
+                into = torch.room_for_gathered(x, self.world_size)
             if self._shortcuts.all_gather_array(x, into):
                 return into
         given = source(x)

@@ -1,0 +1,63 @@
+// The arrays that a call takes without Python code between: NumPy's, and the tensors of libraries that lend their
+// memory to C, such as torch.
+#pragma once
+#include "numpy_arrays.hpp"
+#include "tensors.hpp"
+
+// The array in a call, if it is plain: contiguous, aligned, and of a dtype that ranks can exchange.
+struct PlainArray {
+    uint8_t* data = nullptr;
+    uint64_t count = 1;
+    int dtype = -1;
+
+    PlainArray(nb::handle object, bool writable) {
+        if (PyArrayObject* a = as_ndarray(object)) borrow(a, writable);
+        else if (!object.is_none()) borrow_tensor(object, writable);
+        for (int i = 0; i < dims_; ++i) count *= uint64_t(dim(i));
+    }
+    explicit operator bool() const { return dtype >= 0; }
+    int dims() const { return dims_; }
+    int64_t dim(int i) const { return shape_[i]; }
+    rankwise::Description description() const { return {rankwise::Op::None, dims_, shape_}; }
+    size_t bytes() const { return count * rankwise::itemsize(rankwise::DType(dtype)); }
+    bool apart_from(const PlainArray& other) const {
+        return data + bytes() <= other.data || other.data + other.bytes() <= data;
+    }
+    // Whether the shapes are equal without the first `skip` axes of this array and the first `other_skip` axes of
+    // `other`.
+    bool same_shape(const PlainArray& other, int skip, int other_skip) const {
+        if (dims() - skip != other.dims() - other_skip) return false;
+        for (int i = skip; i < dims(); ++i)
+            if (dim(i) != other.dim(i - skip + other_skip)) return false;
+        return true;
+    }
+    // Whether autograd must be notified of a write: whoever has written the array, and holds the GIL again, calls
+    // `written`, which returns true.
+    bool has_version() const { return tensor_.is_valid(); }
+    bool written() const {
+        if (has_version()) mark_written(tensor_);
+        return true;
+    }
+
+private:
+    void borrow(PyArrayObject* a, bool writable) {
+        const int wanted = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+        if ((PyArray_FLAGS(a) & wanted) != wanted) return;
+        dtype = dtype_of(PyArray_DESCR(a));
+        data = static_cast<uint8_t*>(PyArray_DATA(a));
+        dims_ = PyArray_NDIM(a);
+        shape_ = PyArray_DIMS(a);
+    }
+    void borrow_tensor(nb::handle object, bool writable) {
+        const BorrowedTensor found(object, writable);
+        if (found.dtype < 0) return;
+        dtype = found.dtype;
+        data = static_cast<uint8_t*>(found.memory.data);
+        dims_ = found.memory.dims;
+        shape_ = found.memory.shape;
+        if (found.has_version) tensor_ = object;
+    }
+    int dims_ = 0;
+    const int64_t* shape_ = nullptr;
+    nb::handle tensor_;
+};
