@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,23 @@ def test_only_rank_0_calls() -> None:
             return said, entered is pool
 
     assert [entered for _, entered in run_ranks(body, 2)] == [True, False]
+
+
+def test_a_rank_that_is_stopped_holds_up_only_its_own_task() -> None:
+    def body(group: rw.Group) -> None:
+        with rw.Pool(group=group, timeout=30) as pool:
+            if pool is not None:
+                stopped = pool.submit(os.getpid).result()  # the first free rank, as for the next task
+                os.kill(stopped, signal.SIGSTOP)
+                late = pool.submit(np.sum, np.ones(1 << 20))
+                try:
+                    assert pool.submit(os.getpid).result(50) != stopped
+                    assert not late.done()
+                finally:
+                    os.kill(stopped, signal.SIGCONT)
+                assert late.result() == 1 << 20
+
+    run_ranks(body, 3, backend="shm")
 
 
 def test_a_group_of_one_rank_has_nobody_to_call() -> None:

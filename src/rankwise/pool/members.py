@@ -10,8 +10,10 @@ import numpy as np
 
 from rankwise.contract.errors import RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY
+from rankwise.contract.work import Work
 from rankwise.group import default_group
 from rankwise.group.group import Group
+from rankwise.group.work import wait_all
 from rankwise.pool import wire
 from rankwise.pool.dealer import Dealer, Outcome, Task
 from rankwise.pool.pickled import Call, PickledRanks, outcome
@@ -41,6 +43,7 @@ class Members(PickledRanks):
         if self._members is not None and timeout is not None:
             self._members.timeout = timeout
         self._running = threading.Semaphore(0)  # the tasks whose replies have not come
+        self._sending: dict[int, Work[None]] = {}  # by rank, its latest task, which it may not take for long
         self._ended = False
         self._thread = threading.Thread(target=self._receive, name="rankwise pool", daemon=True)
 
@@ -54,13 +57,13 @@ class Members(PickledRanks):
 
     def send_task(self, rank: int, task: Task) -> None:
         with suppress(RankwiseError):  # the thread that receives raises it too
-            self._send(rank, wire.TASK, task.call)
+            self._sending[rank] = self._send(rank, wire.TASK, task.call)
         self._running.release()
 
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         try:
-            for rank in range(self.n):
-                self._send(rank, kind, call)
+            sending = [self._send(rank, kind, call) for rank in range(self.n)]
+            wait_all(sending)
             return [outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
         except BaseException as error:  # a rank is lost, or a signal handler raises: the replies fit no later call
             self.dealer.broke(error)
@@ -80,8 +83,9 @@ class Members(PickledRanks):
                     self._control.send_object((_STOP, []), rank + 1)
             self._running.release()
 
-    def _send(self, rank: int, kind: bytes, call: Call) -> None:
-        self._control.send_object((kind, [*map(_array, self._message(rank, call))]), rank + 1)
+    def _send(self, rank: int, kind: bytes, call: Call) -> Work[None]:
+        message = (kind, [*map(_array, self._message(rank, call))])
+        return self._control.isend_object(message, rank + 1)
 
     def _receive(self) -> None:
         while True:
