@@ -50,7 +50,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         if (group_.failed()) messages_->close(0);
         else if (std::string left = messages_->close(waiter.left().count()); !left.empty()) trouble = left;
         group_.peers[rank()].left.store(1);
-        wake_all(group_);
+        if (group_.asleep()) wake_all(group_);
         if (!Waiter(kToNotice).watch(kInterval, [&] { return !memory_->used_by_others(); }))
             trouble = "a call of another thread did not end; the group's memory is freed when it does";
         buffers_->leave();

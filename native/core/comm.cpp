@@ -200,7 +200,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       stream_(transport_.program), excluded_(size_t(group_.nranks)) {
     set_timeout(timeout);
     transport_.ring.first_timeout = this->timeout();
-    group_.peers[rank].pid = QualifiedPid::own();
+    group_.peers[rank].pid = segment_->record(members_[size_t(rank)]).pid.load();
     buffers_->join();
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "ranks.hpp"
@@ -39,6 +40,27 @@ void many_groups(Comm& c) {
     }
 }
 
+// A new group in the memory of an earlier one of its size knows nothing of that one's steps, messages and failure.
+void a_group_in_kept_memory_starts_afresh(Comm& c) {
+    std::vector<int> everyone(size_t(c.world_size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    uint64_t first = 0;
+    for (int k = 0; k < 4; ++k) {
+        c.barrier();  // all have left the group before
+        uint64_t part = c.rank() == 0 ? c.make_part(everyone) : 0;
+        c.broadcast(&part, 1, DType::U64, 0);
+        const auto group = c.take_part(part);
+        if (k == 0) first = part;
+        CHECK_EQ(part, first);
+        for (int step = 0; step <= k; ++step) ranks::meet(*group);
+        int64_t x = k;
+        if (k % 2) group->messages().send(&x, 1, DType::I64, (c.rank() + 1) % c.world_size(), 0);
+        if (k == 2 && c.rank() == 0) group->abort("gave up");
+        if (k == 2) CHECK_EQ(ranks::thrown([&] { group->barrier(); }), "PeerLost");
+        group->close(1);
+    }
+}
+
 // By the time a closed communicator is destroyed, or a thread that waited for one of its messages wakes up, others may
 // use its group's memory.
 void a_closed_group_leaves_its_memory_alone(bool waits) {
@@ -55,7 +77,7 @@ void a_closed_group_leaves_its_memory_alone(bool waits) {
     }
     part->close(1);
     const size_t bytes = group_segment_bytes(1);
-    const uint64_t offset = segment->heap().allocate(bytes, BlockKind::Buffer);
+    const uint64_t offset = segment->heap().reserve_kept(bytes, bytes);
     if (waits) waiter.join();
     part.reset();
     const uint8_t* memory = segment->at<uint8_t>(offset);
@@ -135,6 +157,7 @@ int main() {
         auto segment = ranks::run(n, [](Comm& c) {
             split_by_parity(c);
             many_groups(c);
+            a_group_in_kept_memory_starts_afresh(c);
             two_threads(c);
             c.barrier();
         });

@@ -95,6 +95,54 @@ void a_visited_block_is_not_freed() {
     heap.release(unpublished);
 }
 
+// A kept block serves the next one of its size that is asked for as such, and any other if there is no more room.
+void kept_memory_is_used_again() {
+    SmallHeap small;
+    const Heap& heap = small.heap;
+    const auto make = [&](size_t bytes) {
+        const uint64_t block = heap.reserve_kept(bytes, kUnit);
+        CHECK(all_are(small.base + block, kUnit, 0), "memory that was kept is zeroed");
+        heap.publish(block, BlockKind::GroupSegment);
+        std::memset(small.base + block, 7, kUnit);
+        return block;
+    };
+    const uint64_t block = make(2 * kUnit), end = heap.allocate(1, BlockKind::Text);
+    heap.keep(block);
+    CHECK_EQ(heap.allocated_blocks(), 1u);
+    CHECK_EQ(heap.room(block, BlockKind::GroupSegment), 0u);
+    CHECK(heap.allocate(1, BlockKind::Text) > end && make(1) > end && make(3 * kUnit) > end);
+    CHECK_EQ(make(2 * kUnit), block);
+
+    heap.visit(BlockKind::GroupSegment, [&](uint64_t visited) {
+        if (visited != block) return;
+        heap.keep(block);
+        CHECK(make(2 * kUnit) != block);
+        CHECK_EQ(small.base[block], 7);
+    });
+
+    CHECK_EQ(make(2 * kUnit), block);
+    heap.keep(block);
+    heap.allocate((small.header.units - small.header.used) * kUnit, BlockKind::Text);
+    CHECK_EQ(heap.allocate(2 * kUnit, BlockKind::Text), block);
+    CHECK(all_are(small.base + block, 2 * kUnit, 0), "memory that was kept is zeroed");
+}
+
+// So that a program whose groups were many does not hold their memory for ever.
+void not_all_is_kept() {
+    const auto segment = Segment::create(1);
+    const Heap& heap = segment->heap();
+    constexpr size_t kBytes = kKeptGroupMemory / 4;
+    std::vector<uint64_t> blocks;
+    for (int i = 0; i < 6; ++i) blocks.push_back(heap.reserve(kBytes, kUnit));
+    for (const uint64_t block : blocks) {
+        heap.publish(block, BlockKind::GroupSegment);
+        *segment->at(block) = 7;
+    }
+    for (const uint64_t block : blocks) heap.keep(block);
+    CHECK_EQ(heap.reserve(2 * kBytes, kUnit), blocks[4]);
+    for (int i = 0; i < 4; ++i) CHECK_EQ(heap.reserve_kept(kBytes, kUnit), blocks[size_t(i)]);
+}
+
 // If the system neither takes the pages of a freed block back nor gives memory to zero them all, nobody gets the block.
 void what_cannot_be_zeroed_is_not_free() {
     if (!can_refuse("a freed block without memory to zero it")) return;
@@ -128,8 +176,8 @@ void what_was_overwritten_is_no_block() {
     }
 }
 
-// Allocates and frees until `done`: what others allocate meanwhile is another block's, and what is visited is not
-// freed.
+// Allocates and frees, or keeps, until `done`: what others allocate meanwhile is another block's, and what is visited
+// is not freed.
 void allocate_and_free(const Segment& segment, unsigned seed, const std::function<bool()>& done, bool visits = false) {
     std::mt19937 random(seed);
     struct Mine {
@@ -142,12 +190,16 @@ void allocate_and_free(const Segment& segment, unsigned seed, const std::functio
         const Mine block = blocks.back();
         blocks.pop_back();
         CHECK(all_are(segment.at(block.offset), block.bytes, block.value), "another block was written over it");
-        segment.heap().release(block.offset);
+        if (random() % 2) segment.heap().release(block.offset);
+        else segment.heap().keep(block.offset);
     };
     while (!done()) {
         if (blocks.size() < 20 && random() % 2) {
             const size_t bytes = 1 + random() % (4 * kUnit);
-            blocks.push_back({segment.heap().allocate(bytes, BlockKind::Buffer), bytes, uint8_t(1 + random() % 255)});
+            const uint64_t offset =
+                random() % 2 ? segment.heap().reserve(bytes, bytes) : segment.heap().reserve_kept(bytes, bytes);
+            segment.heap().publish(offset, BlockKind::Buffer);
+            blocks.push_back({offset, bytes, uint8_t(1 + random() % 255)});
             CHECK(all_are(segment.at(blocks.back().offset), bytes, 0), "new memory is not zeroed");
             std::memset(segment.at(blocks.back().offset), blocks.back().value, bytes);
         } else if (!blocks.empty()) {
@@ -203,10 +255,12 @@ void stops_and_kills(unsigned seed) {
     for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
     segment->heap().free_lost_buffers();
     CHECK_EQ(segment->heap().allocated_blocks(), 1u);  // the group of all ranks
-    const uint64_t block = segment->heap().allocate(100 * kUnit, BlockKind::Buffer);
-    CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
     const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
-    CHECK(world.nranks == 2 && block == segment->header().world_group + (world.bytes + kUnit - 1) / kUnit * kUnit,
+    const size_t used = (world.bytes + kUnit - 1) / kUnit;
+    const uint64_t block =  // so large that what is kept has to be freed
+        segment->heap().reserve((segment->header().heap.units - used) * kUnit, 100 * kUnit);
+    CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
+    CHECK(world.nranks == 2 && block == segment->header().world_group + used * kUnit,
           "seed " << seed << ": something was not freed");
 }
 
@@ -221,6 +275,8 @@ int main() {
     blocks_take_the_first_room();
     a_heap_has_an_end();
     a_visited_block_is_not_freed();
+    kept_memory_is_used_again();
+    not_all_is_kept();
     what_cannot_be_zeroed_is_not_free();
     what_was_overwritten_is_no_block();
     threads_share_it(first);

@@ -32,6 +32,8 @@ inline constexpr uint32_t kNamedGroups = 256;
 inline constexpr size_t kMostKeptBuffers = 64;  // registered ones; a search through them takes less than 0.1 us
 // All ranks of the host together keep at most this part of the memory that was available.
 inline constexpr size_t kKeptShareOfMemory = 8;
+// Of the memory of closed groups, for the next groups: that of 32 groups of 2 ranks, or of one of 64.
+inline constexpr size_t kKeptGroupMemory = 40 * MiB;
 // From this size on, the system's free memory is read before memory is committed: a file that grows beyond what is free
 // can end in the out-of-memory killer, and not in an error. Reading it takes as long as committing some 300 KiB.
 inline constexpr size_t kCheckedMemory = 1 * MiB;

@@ -50,8 +50,7 @@ void GroupMemory::unlock() {
 }
 
 void GroupMemory::close() {
-    uses_.fetch_or(kClosed);
-    futex_wake_all(uses_);  // those that wait for the lock
+    if (uses_.fetch_or(kClosed) & kAwaited) futex_wake_all(uses_);
 }
 
 void GroupMemory::ended(uint32_t bits, uint32_t before) {

@@ -52,7 +52,7 @@ size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
 uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members) {
     const size_t n = members.size();
     const Layout layout(n);
-    const uint64_t offset = segment.heap().reserve(layout.bytes, layout.staging);
+    const uint64_t offset = segment.heap().reserve_kept(layout.bytes, layout.staging);
     GroupSegment& group = *segment.at<GroupSegment>(offset);
     group.bytes = layout.bytes;
     group.number = segment.new_group();
@@ -90,7 +90,7 @@ void release_group_segment(Segment& segment, uint64_t offset) {
     for (int r = 0; r < group.nranks; ++r) release(group.peers[r].report.load(), BlockKind::Text);
     for (int from = 0; from < group.nranks; ++from)
         for (int to = 0; to < group.nranks; ++to) release(group.channel(from, to).load(), BlockKind::Channel);
-    heap.release(offset);
+    heap.keep(offset);
 }
 
 // The failure record's bits, from the lowest: 4 cause, 1 explained, 19 rank, 40 sequence.

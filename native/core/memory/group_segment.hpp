@@ -140,7 +140,7 @@ struct Member {
 GroupSegment* find_group(const Segment& segment, uint64_t offset);
 // Creates a group segment for these ranks and returns its offset in the segment.
 uint64_t create_group_segment(Segment& segment, const std::vector<Member>& members);
-// Frees a group segment, with the channels and reports of its ranks.
+// Frees the channels and reports of a group's ranks, and keeps its segment for the next one.
 void release_group_segment(Segment& segment, uint64_t offset);
 
 // Mark the group failed, unless it already is, and wake all its ranks. Allocates nothing.

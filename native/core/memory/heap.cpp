@@ -118,6 +118,7 @@ uint32_t Heap::find(size_t units) const {
     const uint32_t used = units_used();
     if (end < used || !row) row = 0, end = used;
     if (units_ - end + row >= units) return end - row;
+    if (free_kept()) return find(units);
     throw OutOfMemory("shared memory: " + mib(std::min(units, SIZE_MAX / kUnit) * kUnit) + " needed, " +
                       mib(std::max(longest, units_ - end + row) * kUnit) + " available in one piece of the segment's " +
                       mib(units_ * kUnit));
@@ -161,7 +162,10 @@ uint64_t Heap::reserve(size_t bytes, size_t committed) const {
 // If memory is short, that is an error here and not a SIGBUS later.
 void Heap::commit(uint64_t offset, size_t bytes) const {
     const size_t need = round_up(bytes, kPage);
-    if ((need >= kCheckedMemory && need > available_memory()) || !has_memory(offset, offset + need))
+    const auto given = [&] {
+        return (need < kCheckedMemory || need <= available_memory()) && has_memory(offset, offset + need);
+    };
+    if (!given() && !(free_kept() && given()))
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
 }
 
@@ -190,19 +194,60 @@ size_t Heap::room(uint64_t offset, BlockKind kind) const {
     return word.kind == kind ? units_of(index, word) * kUnit : 0;
 }
 
-void Heap::retire(uint32_t index, Word word) const {
-    Word retired = word;
-    retired.kind = BlockKind::Retired;
-    if (unit(index).word.compare_exchange_strong(word, retired)) free_if_unvisited(index);
+void Heap::keep(uint64_t offset) const {
+    const uint32_t index = index_of(offset);
+    const Word word = unit(index).word.load();
+    retire(index, word, kept_bytes() + units_of(index, word) * kUnit <= kKeptGroupMemory);
 }
 
-// Frees a retired block if nobody visits it. Of several processes that find it so, one frees it.
-void Heap::free_if_unvisited(uint32_t index) const {
+uint64_t Heap::reserve_kept(size_t bytes, size_t committed) const {
+    uint64_t found = 0;
+    walk([&](uint32_t index, Word word) {
+        const uint32_t units = units_of(index, word);
+        if (word.kind != BlockKind::Kept || units != (bytes + kUnit - 1) / kUnit || !reserve_again(index, word, units))
+            return true;
+        if (has_memory(offset_of(index), offset_of(index) + committed)) found = offset_of(index);
+        else free_reserved(index, units);
+        return !found;
+    });
+    if (!found) return reserve(bytes, committed);
+    std::memset(base_ + found, 0, committed);
+    return found;
+}
+
+size_t Heap::kept_bytes() const {
+    size_t kept = 0;
+    walk([&](uint32_t index, Word word) {
+        if (word.kind == BlockKind::Kept) kept += units_of(index, word) * kUnit;
+        return true;
+    });
+    return kept;
+}
+
+// Returns whether any block was kept.
+bool Heap::free_kept() const {
+    bool any = false;
+    walk([&](uint32_t index, Word word) {
+        if (word.kind == BlockKind::Kept) any = true, retire(index, word);
+        return true;
+    });
+    return any;
+}
+
+void Heap::retire(uint32_t index, Word word, bool keep) const {
+    Word retired = word;
+    retired.kind = BlockKind::Retired;
+    if (unit(index).word.compare_exchange_strong(word, retired)) free_if_unvisited(index, keep);
+}
+
+// Frees a retired block, or keeps it, if nobody visits it. Of several processes that find it so, one frees it.
+void Heap::free_if_unvisited(uint32_t index, bool keep) const {
     Unit& first = unit(index);
     for (Word word; (word = first.word.load()).kind == BlockKind::Retired && first.visitors.load() == 0;) {
         const uint32_t units = units_of(index, word);
         if (!reserve_again(index, word, units)) return;
-        if (first.visitors.load() == 0) return free_reserved(index, units);
+        if (first.visitors.load() == 0)
+            return keep ? publish(offset_of(index), BlockKind::Kept) : free_reserved(index, units);
         first.word.store(word);  // a visitor has come meanwhile, perhaps because this is another block by now
     }
 }
@@ -265,7 +310,7 @@ void Heap::free_lost_buffers() const {
 size_t Heap::allocated_blocks() const {
     size_t count = 0;
     walk([&](uint32_t, Word word) {
-        if (word.kind > BlockKind::Retired) ++count;
+        if (word.kind > BlockKind::Kept) ++count;
         return true;
     });
     return count;

@@ -3,9 +3,9 @@
 // A rank may be killed or stopped at any moment, and the others go on; so the heap has no lock. It consists of units,
 // each with a word in a table, and every change is one store or compare-and-swap of one word. A block is a row of
 // units. Whoever allocates it reserves its units one by one, and then publishes the block; whoever frees it retires it,
-// reserves it again when nobody visits it, clears its pages, and frees its units. What a process had reserved when it
-// died is freed by the next process that finds it. What a stopped process has reserved stays reserved, and the others
-// use other units.
+// reserves it again when nobody visits it, clears its pages, and frees its units, or keeps it for the next block of its
+// size. What a process had reserved when it died is freed by the next process that finds it. What a stopped process has
+// reserved stays reserved, and the others use other units.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,12 +20,13 @@ namespace rankwise {
 struct RankRecord;
 
 // Free: clean and unused. Reserved: by a process that allocates or frees it. Continued: not the first unit of its
-// block. Retired: freed as soon as nobody visits it. The others are published.
+// block. Retired: freed as soon as nobody visits it. Kept: unused, with its memory. The others are published.
 enum class BlockKind : uint8_t {
     Free,
     Reserved,
     Continued,
     Retired,
+    Kept,
     GroupSegment,
     Channel,
     Buffer,
@@ -67,6 +68,11 @@ public:
     void commit(uint64_t offset, size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
     void release(uint64_t offset) const;
+    // The same for a block that others of its size will soon follow: its memory is kept for them, up to
+    // kKeptGroupMemory, until memory is short. reserve_kept is reserve for these. The memory that `commit` then gives
+    // may hold anything.
+    void keep(uint64_t offset) const;
+    uint64_t reserve_kept(size_t bytes, size_t committed) const;
     // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put
     // in place of an offset must not be used as one.
     size_t room(uint64_t offset, BlockKind kind) const;
@@ -104,8 +110,10 @@ private:
     bool has_ended(uint32_t owner) const;
     bool abandoned(uint32_t index, Word word) const;
     bool reserve_again(uint32_t index, Word word, uint32_t units) const;
-    void retire(uint32_t index, Word word) const;
-    void free_if_unvisited(uint32_t index) const;
+    void retire(uint32_t index, Word word, bool keep = false) const;
+    void free_if_unvisited(uint32_t index, bool keep = false) const;
+    size_t kept_bytes() const;
+    bool free_kept() const;
     void free_reserved(uint32_t index, uint32_t units) const;
     uint32_t units_of(uint32_t index, Word word) const;
     bool clear(uint64_t begin, size_t bytes) const;

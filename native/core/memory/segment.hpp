@@ -23,7 +23,7 @@
 
 namespace rankwise {
 
-inline constexpr uint64_t kSegmentMagic = 0x39657369776b6e72;  // "rnkwise9"
+inline constexpr uint64_t kSegmentMagic = 0x61657369776b6e72;  // "rnkwisea"
 inline constexpr int32_t kStatusUnknown = INT32_MIN;
 
 // Each rank writes its own record; all ranks read it. The launcher may start a lost rank again: the processes of a rank

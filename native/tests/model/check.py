@@ -56,10 +56,15 @@ HEAP = {
     "heap, 2 processes, one may die": "DEATHS=1",
     "heap, 2 processes, both may die": "DEATHS=2",
     "heap, one allocates twice, two visit": "N=3 UNITS=1 A=1 B=0 ROUNDS=2",
+    "heap that keeps blocks, 2 processes": "KEEP UNITS=2 A=1 B=1 ROUNDS=2",
+    "heap that keeps blocks, of other sizes": "KEEP UNITS=2",
+    "heap that keeps blocks, one may die": "KEEP UNITS=1 A=1 DEATHS=1 ROUNDS=2",
+    "heap that keeps blocks, one allocates twice, one visits": "KEEP UNITS=1 A=1 B=0 ROUNDS=2",
 }
 BROKEN_HEAP = {
     "a visitor does not check the block again once counted": "BREAK_VISIT",
     "who frees a block looks for visitors only before it reserves it": "N=3 UNITS=1 A=1 B=0 ROUNDS=2 BREAK_RECHECK",
+    "who keeps a block looks for visitors only before that": "KEEP N=3 UNITS=1 A=1 B=0 ROUNDS=2 BREAK_RECHECK",
     "a process claims units before it has reserved each": "N=3 UNITS=2 C=1 DEATHS=1 BREAK_CLAIM",
     "the units behind a published block's first count as abandoned": "DEATHS=1 BREAK_CONTINUED",
 }

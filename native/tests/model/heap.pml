@@ -6,6 +6,7 @@
  *   A, B, C     the units of the blocks of each process; 0: the process only visits blocks
  *   N           how many of these processes there are, 2 or 3
  *   ROUNDS      how many blocks each process allocates and releases, one after the other
+ *   KEEP        released blocks are kept for the next ones of their size
  *   DEATHS      how many processes may be killed, each at any moment
  *   BREAK_...   leaves out one part of the protocol; spin must find the error
  */
@@ -37,6 +38,7 @@
 #define CONTINUED 2
 #define RETIRED 3
 #define PUBLISHED 4
+#define KEPT 5
 #define WORD(kind, number, owner) ((kind) + 8 * (number) + 64 * (owner))
 #define KIND(word) ((word) & 7)
 #define NUMBER(word) (((word) >> 3) & 7)
@@ -70,7 +72,19 @@ inline cas(at, old, new) {
     }
 }
 
-/* The units are this process's alone when their pages are cleared. */
+/* Nobody uses or visits these units. */
+inline check_unused(at, n) {
+    u = 0;
+    do
+    :: u < n ->
+        assert(!HAS(0, at + u) && !HAS(1, at + u) && !HAS(2, at + u));
+        assert(!READS(0, at + u) && !READS(1, at + u) && !READS(2, at + u));
+        u++
+    :: else -> break
+    od;
+    u = 0
+}
+
 inline free_reserved(at, n) {
     u = 1;
     do
@@ -79,13 +93,9 @@ inline free_reserved(at, n) {
     od;
     words[at] = WORD(RESERVED, 1, me);
     d_step {
-        u = 0;
+        check_unused(at, n);
         do
-        :: u < n ->
-            assert(!HAS(0, at + u) && !HAS(1, at + u) && !HAS(2, at + u));
-            assert(!READS(0, at + u) && !READS(1, at + u) && !READS(2, at + u));
-            dirty[at + u] = false;
-            u++
+        :: u < n -> dirty[at + u] = false; u++
         :: else -> break
         od;
         u = 0
@@ -97,7 +107,8 @@ inline free_reserved(at, n) {
     u = 0
 }
 
-inline free_if_unvisited(at) {
+/* Frees a retired block that nobody visits, or keeps it. */
+inline free_if_unvisited(at, keep) {
     do
     ::  first = words[at];
         if :: KIND(first) != RETIRED -> break :: else fi;
@@ -112,7 +123,10 @@ inline free_if_unvisited(at) {
         :: visitors[at] == 0 ->
 #endif
             units = NUMBER(first);
-            free_reserved(at, units);
+            if
+            :: keep -> words[at] = WORD(KEPT, units, me)
+            :: !keep -> free_reserved(at, units)
+            fi;
             break
         fi
     od;
@@ -141,7 +155,7 @@ inline look() {
     word = words[i];
     abandoned();
     if
-    :: KIND(word) == RETIRED -> free_if_unvisited(i)
+    :: KIND(word) == RETIRED -> free_if_unvisited(i, false)
     :: KIND(word) != RETIRED && found ->
         units = COUNT(word);
         cas(i, word, WORD(RESERVED, units, me));
@@ -169,6 +183,44 @@ inline find(n) {
     od;
     row = 0;
     d_step { after = 0; word = 0 }
+}
+
+/* If a block of n units is kept, this process reserves it, from i on, and owns it. */
+inline take_kept(n) {
+    i = 0;
+    do
+    :: i >= UNITS || own[me] -> break
+    :: i < UNITS && !own[me] ->
+        look();
+        if
+        :: KIND(word) == KEPT && NUMBER(word) == n ->
+            cas(i, word, WORD(RESERVED, n, me));
+            if
+            :: ok -> d_step { check_unused(i, n); own[me] = i + 1; own_units[me] = n }
+            :: else -> i = i + COUNT(word)
+            fi
+        :: else -> i = i + COUNT(word)
+        fi
+    od;
+    word = 0
+}
+
+inline free_kept() {
+    i = 0;
+    do
+    :: i >= UNITS -> break
+    :: i < UNITS ->
+        look();
+        if
+        :: KIND(word) == KEPT ->
+            cas(i, word, WORD(RETIRED, NUMBER(word), me));
+            if :: ok -> free_if_unvisited(i, false) :: else fi
+        :: else
+        fi;
+        i = i + COUNT(word)
+    od;
+    word = 0;
+    ok = false
 }
 
 /* ok: this process has reserved n units from i on, which nobody had, and which are clean. */
@@ -230,7 +282,7 @@ inline visit() {
             d_step { if :: KIND(words[i]) == PUBLISHED -> reading[me] = i + 1 :: else fi };
 #endif
             d_step { reading[me] = 0; visitors[i]--; found = visitors[i] == 0 };
-            if :: found -> free_if_unvisited(i) :: else fi
+            if :: found -> free_if_unvisited(i, false) :: else fi
         :: else
         fi;
         i = i + COUNT(word)
@@ -241,7 +293,11 @@ inline visit() {
 inline release(n) {
     i = own[me] - 1;
     d_step { own[me] = 0; words[i] = WORD(RETIRED, n, me) };
-    free_if_unvisited(i)
+#ifdef KEEP
+    free_if_unvisited(i, true)
+#else
+    free_if_unvisited(i, false)
+#endif
 }
 
 proctype Process(byte me; byte n) {
@@ -250,15 +306,27 @@ proctype Process(byte me; byte n) {
     do
     :: round == ROUNDS || n == 0 -> break
     :: round < ROUNDS && n > 0 ->
-        find(n);
+#ifdef KEEP
+        take_kept(n);
+#endif
+        ok = own[me] != 0;
         if
-        :: found ->
-            claim(n);
+        :: ok
+        :: !ok ->
+            find(n);
             if
-            :: ok -> words[i] = WORD(PUBLISHED, n, me); visit(); release(n)
-            :: else    /* another process was faster */
+            :: found -> claim(n)    /* not ok: another process was faster */
+            :: !found ->    /* no memory */
+#ifdef KEEP
+                free_kept()
+#else
+                ok = false
+#endif
             fi
-        :: else    /* no memory */
+        fi;
+        if
+        :: ok -> words[i] = WORD(PUBLISHED, n, me); visit(); release(n)
+        :: else
         fi;
         i = 0;
         d_step { round++; word = 0; units = 0; ok = false; found = false }
@@ -270,7 +338,8 @@ end: false
     } unless { !alive[me] }
 }
 
-/* When the processes have ended, one walk frees all that nobody has, and that nobody visited when it was killed. */
+/* When the processes have ended, one walk frees all that nobody has, but not what is kept or was visited by a process
+ * when it was killed. */
 #define ENDED(p) (done[p] || !alive[p])
 proctype Sweeper(byte me) {
     LOCALS;
@@ -284,7 +353,7 @@ proctype Sweeper(byte me) {
         do
         :: i < UNITS ->
             word = words[i];
-            assert(KIND(word) == FREE || KIND(word) == PUBLISHED || (KIND(word) == RETIRED && visitors[i]));
+            assert(KIND(word) == FREE || KIND(word) == PUBLISHED || KIND(word) == KEPT || (KIND(word) == RETIRED && visitors[i]));
             assert(KIND(word) != FREE || !dirty[i]);
             i = i + COUNT(word)
         :: else -> break

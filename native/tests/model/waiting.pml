@@ -85,6 +85,14 @@ inline wake_all() {
     fi
 }
 
+/* If any rank sleeps or is about to. */
+inline wake_all_asleep() {
+    if
+    :: sleepers || message_sleepers[0] || message_sleepers[1] || message_sleepers[N - 1] -> wake_all()
+    :: else
+    fi
+}
+
 inline fail_group(why) {
 #ifdef BREAK_FAILURE_RECORD
     if
@@ -177,7 +185,7 @@ inline group_lost_rank(p) {
 #ifdef BREAK_LEAVING
         skip
 #else
-        wake_all()
+        wake_all_asleep()
 #endif
     :: !MEMBER(p)
     fi
@@ -229,7 +237,7 @@ raise:
         withdraw();
 close:
         left[me] = true;
-        wake_all();
+        wake_all_asleep();
         d_step { step = 0; peer = 0 };
 end:    false    /* the process lives on, and may still be killed */
     } unless { d_step { !alive[me] -> dying--; step = 0; peer = 0; registered = false } }
