@@ -159,7 +159,7 @@ private:
 struct ObjectBlock {
     static constexpr size_t kBytes = 256;
     uint64_t bytes;
-    uint64_t longest;  // of all the objects that src scatters; else the same
+    uint64_t longest;  // of all the objects that the rank sends
     uint8_t data[kBytes - 2 * sizeof(uint64_t)];
 
     static bool fits(uint64_t length) { return length <= sizeof data; }
@@ -168,10 +168,9 @@ struct ObjectBlock {
         longest = std::max(bytes, all);
         if (fits(longest)) encoded.copy_to(data);
     }
-    // The encoded object, or the length of the longest.
+    // The encoded object, or its length if the longest does not fit.
     nb::object get() const {
-        return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes)))
-                                            : nb::object(nb::int_(longest));
+        return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(bytes));
     }
     // The object, if it is here and of basic types, else NotImplemented. own: this rank has encoded it.
     nb::object load(nb::handle constructor, bool own) const {
@@ -181,6 +180,36 @@ struct ObjectBlock {
     }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
+
+// Blocks with one object for each rank. sent: also receives the objects in parts.
+std::vector<ObjectBlock> blocks_for_all(const nb::tuple& objects, nb::handle codec, nb::list& sent) {
+    std::vector<Encoded> encoded;
+    uint64_t longest = 0;
+    for (nb::handle object : objects) {
+        longest = std::max(longest, encoded.emplace_back(object, codec).bytes);
+        sent.append(encoded.back().list);
+    }
+    std::vector<ObjectBlock> blocks(encoded.size());
+    for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
+    return blocks;
+}
+
+// The objects of all ranks' blocks; or, if some are long or more than the constructor allows, what rest(found) makes of
+// the list of the encoded objects and the lengths of the long ones.
+template <class Rest>
+nb::object objects_in(const Comm& c, const std::vector<ObjectBlock>& blocks, nb::handle constructor, const Rest& rest) {
+    const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
+                                     [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
+    nb::list objects, found;
+    for (const ObjectBlock& each : blocks) {
+        nb::object object = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
+        if (object.is(not_implemented())) break;
+        objects.append(object);
+    }
+    if (objects.size() == blocks.size()) return objects;
+    for (const ObjectBlock& each : blocks) found.append(each.get());
+    return rest(found);
+}
 
 // Encodes what this rank sends, makes the first of several calls, and then `rest` with the others; no other call comes
 // in between. Work on the stream has stored by then what the objects contain.
@@ -197,8 +226,8 @@ nb::object in_one_call(Comm& c, const Encode& encode, const First& first, const 
 
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
 // than the constructor allows (see load_allowed), or long, rest(root, codec, found, sent) completes the operation, with
-// no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather, a list
-// of these. sent: what this rank sends, in parts (group/object_block.py).
+// no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather or an
+// exchange, a list of these. sent: what this rank sends, in parts (group/object_block.py).
 
 nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle codec, nb::handle constructor,
                                   nb::handle rest) {
@@ -305,20 +334,27 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     const auto first = [&](const ArrayCall& call) {
         c.all_gather(&block, blocks.data(), sizeof block, DType::U8, call);
     };
-    return in_one_call(c, encoding, first, [&]() -> nb::object {
-        const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
-                                         [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
-        nb::list objects;
-        for (const ObjectBlock& each : blocks) {
-            nb::object found = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
-            if (found.is(not_implemented())) break;
-            objects.append(found);
-        }
-        if (objects.size() == blocks.size()) return objects;
-        nb::list found;
-        for (const ObjectBlock& each : blocks) found.append(each.get());
-        return rest(to, codec, found, sent);
+    return in_one_call(c, encoding, first, [&] {
+        return objects_in(c, blocks, constructor, [&](const nb::list& found) { return rest(to, codec, found, sent); });
     });
+}
+
+// Rank r sends its objects[i] to rank i.
+nb::object exchange_objects_plain(Comm& c, nb::handle objects, nb::handle codec, nb::handle constructor,
+                                  nb::handle rest) {
+    if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
+    nb::list sent;
+    std::vector<ObjectBlock> blocks, received(size_t(c.world_size()));
+    const nb::tuple given(objects);  // another thread may change the list
+    const auto first = [&](const ArrayCall& call) {
+        c.all_to_all(blocks.data(), received.data(), sizeof(ObjectBlock), DType::U8, call);
+    };
+    return in_one_call(
+        c, [&] { blocks = blocks_for_all(given, codec, sent); }, first,
+        [&] {
+            return objects_in(c, received, constructor,
+                              [&](const nb::list& found) { return rest(codec, found, sent); });
+        });
 }
 
 nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle codec, nb::handle constructor,
@@ -330,16 +366,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     nb::list sent;
     std::vector<ObjectBlock> blocks;
     const nb::tuple given(src == c.rank() ? objects : nb::handle(sent));  // another thread may change the list
-    const auto encoding = [&] {
-        std::vector<Encoded> encoded;
-        uint64_t longest = 0;
-        for (nb::handle object : given) {
-            longest = std::max(longest, encoded.emplace_back(object, codec).bytes);
-            sent.append(encoded.back().list);
-        }
-        blocks.resize(encoded.size());
-        for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
-    };
+    const auto encoding = [&] { blocks = blocks_for_all(given, codec, sent); };
     ObjectBlock block;
     const auto first = [&](const ArrayCall& call) {
         c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, call);
@@ -376,6 +403,8 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
         .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
+        .def("exchange_objects_plain", &exchange_objects_plain, nb::arg("objects"), nb::arg("codec"),
+             nb::arg("constructor").none(), nb::arg("rest"))
         .def("scatter_object_plain", &scatter_object_plain, nb::arg("objects").none(), nb::arg("src").none(),
              nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"));
 }

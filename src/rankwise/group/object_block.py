@@ -20,7 +20,8 @@ from rankwise.group.encoding import CONSTRUCTOR, Bytes, decode, encode
 
 ALIGNMENT = 64  # bytes: a cache line, and enough for any element
 
-_PICKLE = 0x80
+PICKLE = 0x80
+"""The first byte of a pickle."""
 
 
 Parts: TypeAlias = Sequence[Any]
@@ -51,14 +52,13 @@ def length_of(parts: Sequence[Any]) -> int:
 
 def assemble(*blocks: Sequence[Any]) -> Bytes:
     """Blocks in one piece of new memory, each at a multiple of ALIGNMENT."""
-    memory = np.empty(sum(aligned(length_of(block)) for block in blocks), np.uint8)
-    at = 0
-    for block in blocks:
-        for part in block:
-            memory[at : at + len(part)] = np.frombuffer(part, np.uint8)
+    lengths = [*map(length_of, blocks)]
+    memory = np.empty(sum(map(aligned, lengths)), np.uint8)
+    view, at = memory.data, 0
+    for block, length in zip(blocks, lengths, strict=True):
+        for part in (*block, bytes(-length % ALIGNMENT)):
+            view[at : at + len(part)] = part
             at += len(part)
-        memory[at : aligned(at)] = 0
-        at = aligned(at)
     return memory
 
 
@@ -79,7 +79,7 @@ def _from_block(block: Any, rank: int) -> tuple[Any, list[Bytes]]:
     if isinstance(block, bytes) and block[:1] == b"\x80":
         return block, []
     memory: Bytes = np.frombuffer(block, np.uint8)
-    if memory.size and memory[0] == _PICKLE:
+    if memory.size and memory[0] == PICKLE:
         return memory, []
     count = int(memory[:8].view(np.uint64)[0]) >> 8 if memory.size >= 8 else 0
     if not 0 < count <= memory.size // 8 - 1:

@@ -11,10 +11,10 @@ import numpy as np
 
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Collectives
-from rankwise.contract.operations import ALL_GATHER_V, GATHER_V, Call
+from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
+from rankwise.group.object_block import PICKLE, TRUSTING, Codec, Parts, aligned, assemble, length_of
 
 
 class ObjectCollectives(GroupBase):
@@ -127,21 +127,44 @@ class ObjectCollectives(GroupBase):
         """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
         here = dst is None or dst == self.rank
         if int in map(type, found):
-            lengths = [each if isinstance(each, int) else 0 for each in found]
-            counts = [aligned(length) for length in lengths]
+            counts = _long(found)
             block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
             memory = np.empty(sum(counts) if here else 0, np.uint8)
             operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
             self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
             del block
             if here:
-                ends = accumulate(counts)
-                for rank, (end, count, length) in enumerate(zip(ends, counts, lengths, strict=True)):
-                    if length:
-                        found[rank] = memory[end - count :][:length]
-        if not here:
-            return None
+                _put_long(found, memory, counts)
+        return self._read_all(codec, found) if here else None
+
+    def _read_all(self, codec: Codec, found: list[Any]) -> list[Any]:
         return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
+
+    def _exchange_objects(self, objs: list[Any], allow_pickle: bool | None = None) -> list[Any]:
+        """Send objs[i] to rank i; returns what all ranks have sent here."""
+        codec = self._codec(allow_pickle)
+        if (quick := self._shortcuts.exchange_objects_plain) is not None:
+            found = quick(objs, codec, codec.constructor, self._exchange_rest)
+            if found is not NotImplemented:
+                return found  # type: ignore[no-any-return]
+
+        def body() -> list[Any]:
+            sent = [codec.encode(obj) for obj in objs]
+            return self._exchange_rest(codec, _first_exchange(self._collectives, sent), sent)
+
+        return self.comm.call(body)
+
+    def _exchange_rest(self, codec: Codec, found: list[Any], sent: Sequence[Parts]) -> list[Any]:
+        """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
+        if int in map(type, found):
+            receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
+            sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
+            block, memory = assemble(*own), np.empty(sum(receives), np.uint8)
+            at = address(block), address(memory)
+            self._collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
+            del block
+            _put_long(found, memory, receives)
+        return self._read_all(codec, found)
 
     def scatter_object(
         self,
@@ -198,11 +221,11 @@ class ObjectCollectives(GroupBase):
 
 
 # ---- the first step of a collective: blocks of one size, which hold the objects that are short enough ----
-# Each function returns what a block holds: the encoded object, or the length of the longest one if that does not fit.
+# Each function returns what a block holds: the encoded object, or its length if the longest one does not fit.
 
 _BLOCK = 256
-"""Bytes of a block: two uint64, the length of the encoded object and the length of the longest of those that src
-scatters, and, if the longest fits, the object. The engine's shortcuts make the same block."""
+"""Bytes of a block: two uint64, the length of the encoded object and the length of the longest of those that its rank
+sends, and, if the longest fits, the object. The engine's shortcuts make the same block."""
 
 _ROOM = _BLOCK - 16
 _LAYOUT = struct.Struct(f"=QQ{_ROOM}s")
@@ -229,6 +252,13 @@ def _first_scatter(comm: Collectives, objects: Sequence[Parts], src: int) -> byt
     return _contents(mine)[0]
 
 
+def _first_exchange(comm: Collectives, objects: Sequence[Parts]) -> list[bytes | int]:
+    """objects: one for each rank. Returns what the block of each rank holds."""
+    blocks, received = _blocks(objects), np.empty(_BLOCK * len(objects), np.uint8)
+    comm.all_to_all(address(blocks), address(received), _BLOCK, DType.U8)
+    return _contents(received)
+
+
 def _blocks(objects: Sequence[Parts]) -> np.ndarray[Any, Any]:
     blocks = np.empty(_BLOCK * len(objects), np.uint8)
     longest = max(map(length_of, objects), default=0)
@@ -240,5 +270,25 @@ def _blocks(objects: Sequence[Parts]) -> np.ndarray[Any, Any]:
 
 def _contents(blocks: Any) -> list[bytes | int]:
     return [
-        content[:length] if longest <= _ROOM else longest for length, longest, content in _LAYOUT.iter_unpack(blocks)
+        content[:length] if longest <= _ROOM else length for length, longest, content in _LAYOUT.iter_unpack(blocks)
     ]
+
+
+# ---- the second step: long objects, each at a multiple of ALIGNMENT ----
+
+
+_QUICK = 16 << 10
+"""A pickle that takes at most so many bytes is decoded from bytes, which is the quickest (see Codec.read)."""
+
+
+def _long(found: Sequence[bytes | int]) -> list[int]:
+    """The bytes that each rank's long object takes; 0 for what has come already."""
+    return [aligned(each) if isinstance(each, int) else 0 for each in found]
+
+
+def _put_long(found: list[Any], memory: Any, counts: Sequence[int]) -> None:
+    """Replace the lengths in `found` by the objects in `memory`, where each takes counts[rank] bytes."""
+    for rank, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
+        if count:
+            block = memory[end - count : end - count + found[rank]]
+            found[rank] = block.tobytes() if count <= _QUICK and block[0] == PICKLE else block

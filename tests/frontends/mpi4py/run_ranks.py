@@ -1,6 +1,8 @@
 """What an mpi4py program does, checked on every rank: messages, collectives, communicators and datatypes."""
 
 import time
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -29,7 +31,16 @@ def objects() -> None:
     assert comm.gather(rank, root=0) == (list(range(size)) if rank == 0 else None)
     assert comm.allgather({"rank": rank}) == [{"rank": i} for i in range(size)]
     assert comm.scatter([i * i for i in range(size)] if rank == 0 else None) == rank * rank
-    assert comm.alltoall([(rank, i) for i in range(size)]) == [(i, rank) for i in range(size)]
+    for long in ([], [0], [size - 1], range(size)):  # ranks that send what does not fit into a block
+
+        def item(src: int, dst: int, long: Sequence[int] = long) -> tuple[object, ...]:
+            return src, dst, Fraction(src, 7), "x" * (1000 * dst if src in long else 1)
+
+        assert comm.alltoall([item(rank, i) for i in range(size)]) == [item(i, rank) for i in range(size)]
+        arrays = comm.alltoall([np.full(100 * (rank in long), i) for i in range(size)])
+        assert all((x == rank).all() and x.size == 100 * (src in long) for src, x in enumerate(arrays))
+    own = [[]] * size
+    assert all(found is not own[0] for found in comm.alltoall(own))
     assert comm.allreduce(rank + 1, op=MPI.PROD) == np.prod(range(1, size + 1))
     assert comm.allreduce((rank % 2, rank), op=MPI.MAXLOC) == (int(size > 1), int(size > 1))
     assert comm.allreduce(rank, op=max) == comm.allreduce(rank, op=MPI.MAX) == size - 1
@@ -45,6 +56,7 @@ def objects() -> None:
     try:
         assert comm.bcast(("other", 1) if rank == 0 else None) == ("other", 1)
         assert comm.sendrecv(rank, dest=right, source=left) == left
+        assert comm.alltoall([(rank, i) for i in range(size)]) == [(i, rank) for i in range(size)]
     finally:
         MPI.pickle.__init__()
     MPI.pickle.PROTOCOL = None

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce as combine
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
-from rankwise.contract.operations import ALL_TO_ALL_V, Call
-from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op
 from rankwise.frontends.mpi4py.pickling import PICKLE
-from rankwise.frontends.mpi4py.specs import address
 
 
 class ObjectCollectives(Messages):
@@ -55,21 +49,10 @@ class ObjectCollectives(Messages):
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         c = self._live()
-        parts = [PICKLE.dumps(obj) for obj in _one_each(sendobj, c.size)]
-        sends = [len(part) for part in parts]
-        found: list[Any] = []
-
-        def body() -> None:
-            receives = c.group._exchange_ints(np.array(sends, np.int64)).tolist()
-            data, room = np.frombuffer(b"".join(parts), np.uint8), np.empty(sum(receives), np.uint8)
-            parts.clear()
-            at = address(data), address(room)
-            c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
-            ends = list(accumulate(receives))
-            found.extend(room[end - size : end] for end, size in zip(ends, receives, strict=True))
-
-        c.comm.call(body)
-        return [PICKLE.loads(part.tobytes()) for part in found]
+        objs = _one_each(sendobj, c.size)
+        if not PICKLE.replaced:
+            return c.group._exchange_objects(objs)
+        return [*map(PICKLE.loads, c.group._exchange_objects([*map(PICKLE.dumps, objs)]))]
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         of_two = _function(op)
