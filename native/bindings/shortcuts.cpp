@@ -272,4 +272,5 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("send_array", &send_array, x, dst, tag)
         .def("recv_array", &recv_array, x, src, tag)
         .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
+    bind_torch_calls(comm);
 }

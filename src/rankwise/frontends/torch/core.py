@@ -29,6 +29,10 @@ UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the ca
 is_async: Callable[[Any], bool] = attrgetter("asyncOp")
 """Whether a call must not block, according to its options; torch takes None for the Work of one that blocks."""
 
+manner: Callable[[Any], tuple[bool, timedelta]] = attrgetter("asyncOp", "timeout")
+BLOCKING = (False, UNSET)
+"""The `manner` of the options of a call that blocks, with the group's timeout."""
+
 
 class Core:
     """How operations run on `comm`.
@@ -49,6 +53,7 @@ class Core:
         self._rank = comm.rank
         self._size = comm.world_size
         self.collectives = complete(comm)
+        self.shortcuts = comm.shortcuts
         self._pending = Pending(f"rank {comm.rank} of a torch process group", comm)
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
         self._stream: int | None = None  # the thread that runs futures' callbacks

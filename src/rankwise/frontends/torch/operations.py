@@ -22,6 +22,7 @@ from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.core import Core, in_a_thread
 from rankwise.frontends.torch.reductions import moved
 from rankwise.frontends.torch.tensors import source, target
+from rankwise.frontends.torch.work import Done
 from rankwise.system.membership import LEFT_OUT, Membership
 from rankwise.system.settings import Settings
 
@@ -36,6 +37,11 @@ class TorchMessages(Core):
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         (tensor,) = tensors
+        begun = self.shortcuts.isend_array(tensor, dstRank, tag, self.comm)
+        if begun is True:
+            return Done(tensors)
+        if begun is not None:
+            return self._begun(begun, tensors, None, None, in_a_thread(begun))
         memory = source(tensor)
         if memory.pack is not None:
             memory.pack()  # a message begins when it is called, not when the stream comes to it

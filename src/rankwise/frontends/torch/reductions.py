@@ -29,6 +29,9 @@ _OPS = {
 OPS: dict[int, ReduceOp] = {int(theirs): ours for theirs, ours in _OPS.items()}  # type: ignore[call-overload]
 """By torch's number. PREMUL_SUM is not among them: it is made of a product and a sum."""
 
+BY_HASH = {hash(TorchOp(theirs)): int(ours) for theirs, ours in _OPS.items()}
+"""The engine's number of each operation by the hash of torch's object, of which nothing else is as quick to ask."""
+
 _BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64, 16: DType.C128}
 
 

@@ -1,0 +1,105 @@
+"""Blocking calls on plain tensors, which the engine takes without Python between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+dist = torch.distributed
+if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    pytest.skip("this torch has no C exchange API", allow_module_level=True)
+
+OPS = {"SUM": 6, "PRODUCT": 6, "MIN": 1, "MAX": 3, "AVG": 2}  # of 1, 2 and 3
+
+
+def operations() -> Any:
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def refuse(*call: object) -> None:
+    raise AssertionError("the general path was taken")
+
+
+# torch 2.13 renamed them, and warns of the old names.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def test_plain_tensors(on_ranks: Callable[..., Any]) -> None:
+    """Nothing is marked as written, as with torch's own backends."""
+
+    def body(rank: int, size: int) -> None:
+        backend = operations()
+        backend._run = backend._run_all = refuse
+        before = backend._get_sequence_number_for_group()
+        tensors = []
+
+        def new(*values: float, dtype: Any = torch.float32) -> Any:
+            tensors.append(torch.tensor(values, dtype=dtype))
+            return tensors[-1]
+
+        for op, expected in OPS.items():
+            for dtype in (torch.float32, torch.bfloat16):
+                x = new(rank + 1, dtype=dtype)
+                dist.all_reduce(x, getattr(dist.ReduceOp, op))
+                assert x.item() == expected
+        dist.all_reduce(whole := new(*[rank] * 6).view(2, 3))
+        assert whole.tolist() == [[3] * 3] * 2
+        dist.broadcast(x := new(rank), 1)
+        assert x.item() == 1
+        all_gather(whole := new(*range(6)), new(rank, 7))
+        assert whole.tolist() == [0, 7, 1, 7, 2, 7]
+        all_gather(whole, whole[2 * rank : 2 * rank + 2])
+        assert whole.tolist() == [0, 7, 1, 7, 2, 7]
+        reduce_scatter(x := new(0, 0), whole)
+        assert x.tolist() == [3 * rank, 21]
+        reduce_scatter(whole[2 * rank : 2 * rank + 2], whole)
+        assert whole.tolist()[2 * rank : 2 * rank + 2] == [3 * rank, 21]
+        dist.all_to_all_single(x := new(*range(6)), new(*[rank] * 6))
+        assert x.tolist() == [0, 0, 1, 1, 2, 2]
+        dist.barrier()
+        assert backend._get_sequence_number_for_group() - before == 2 * len(OPS) + 8
+        assert all(tensor._version == 0 for tensor in tensors)
+
+    on_ranks(3, body)
+
+
+def test_other_tensors_on_one_rank(on_ranks: Callable[..., Any]) -> None:
+    """The general path and the shortcut are one call to the other ranks."""
+
+    def body(rank: int, size: int) -> None:
+        def other(x: Any) -> Any:
+            return torch.stack([x, x], -1)[..., 0] if rank == 1 else x
+
+        dist.all_reduce(x := other(torch.ones(2, 3)))
+        assert x.tolist() == [[size] * 3] * 2
+        dist.broadcast(x := other(torch.full((2, 2), float(rank))), 2)
+        assert x.tolist() == [[2, 2]] * 2
+        all_gather(x := other(torch.zeros(size, 2)), torch.full((2,), float(rank)))
+        assert x.tolist() == [[0, 0], [1, 1], [2, 2]]
+        all_gather(torch.zeros(4, size), other(torch.ones(2, 2)))
+        reduce_scatter(x := other(torch.zeros(2, 1)), torch.arange(6.0).view(size, 2))
+        assert x.tolist() == [[6.0 * rank], [6.0 * rank + 3]]
+        dist.all_to_all_single(x := other(torch.zeros(size, 2)), torch.full((size, 2), float(rank)))
+        assert x.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+    on_ranks(3, body)
+
+
+def test_refusals_are_those_of_the_general_path(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        with pytest.raises(ValueError, match=r"output: expected dtype torch\.float32"):
+            all_gather(torch.zeros(2 * size, dtype=torch.int32), torch.ones(2))
+        with pytest.raises(ValueError, match="output: expected 2 times the input's 2 elements, got 3"):
+            all_gather(torch.zeros(3), torch.ones(2))
+        with pytest.raises(ValueError, match="output: its 3 rows do not divide by 2 ranks"):
+            dist.all_to_all_single(torch.zeros(3), torch.ones(3))
+        with pytest.raises(ValueError, match=r"op=.*AVG"):
+            dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
+        dist.all_reduce(x := torch.ones(1))
+        assert x.item() == size
+
+    on_ranks(2, body)
