@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from rankwise.contract.shortcuts import Shortcuts
 from rankwise.testing import run_ranks
 
 LIBRARY = str(Path(rw.__file__).parent)
@@ -208,6 +209,45 @@ def test_an_interrupted_start_of_a_collective_writes_to_no_freed_memory(group: r
         return not complete
 
     interrupt_at_every_step(call)
+
+
+SEVERAL: dict[str, Callable[[rw.Group], Any]] = {
+    "scatter": lambda group: group.scatter(np.zeros((1, 1, 1, 5)).T if group.rank == 0 else None),
+    "scatter_v": lambda group: group.scatter_v(*((np.arange(4.0), [1, 3]) if group.rank == 0 else (None, None))),
+    "all_gather_v": lambda group: group.all_gather_v(np.ones(1 + group.rank)),
+    "all_to_all_v": lambda group: group.all_to_all_v(np.ones(3), [1, 2]),
+    "broadcast_object": lambda group: group.broadcast_object(b"x" * 1000),
+    "all_gather_object": lambda group: group.all_gather_object(b"x" * 1000),
+    "scatter_object": lambda group: group.scatter_object([b"x" * 1000] * 2),
+    "objects for each rank": lambda group: group._exchange_objects([b"x" * 1000] * 2),
+    "maxloc": lambda group: group.all_reduce(np.ones(2), "maxloc"),
+    "all_reduce with a function": lambda group: group.all_reduce(np.ones(2), np.hypot),
+    "scan with a function": lambda group: group.scan(np.ones(2), np.hypot),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_an_exception_between_the_calls_of_one_operation_fails_the_group(name: str) -> None:
+    """Rank 0 tries again, as if the operation had not begun. If it had, no rank takes what is left of it for that."""
+
+    def rank(group: rw.Group) -> None:
+        def call(step: int) -> bool:
+            complete = []
+            with group.dup() as part:
+                part._shortcuts = Shortcuts()  # the general path, as on gloo and MPI
+                try:
+                    if group.rank == 0:
+                        with Interrupted(step):
+                            complete.append(SEVERAL[name](part))
+                    if not complete:
+                        SEVERAL[name](part)
+                except rw.PeerLostError:
+                    pass
+            return bool(group.all_reduce(group.rank == 0 and not complete, "max"))
+
+        interrupt_at_every_step(call)
+
+    run_ranks(rank, 2, backend="threads")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator, complete
-from rankwise.contract.errors import UnsupportedError, shown
+from rankwise.contract.errors import RankwiseError, UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import DType
@@ -35,7 +36,7 @@ class GroupBase:
     calls run: in the calling thread, or with async_op on the communicator's stream. This includes packing
     arrays that are not contiguous and unpacking results, because earlier and later work on the stream may
     write or read the caller's memory. `_call` makes one call of the communicator; `_run` runs a function
-    that makes several.
+    that makes several, within `_whole`.
     """
 
     def __init__(self, comm: Communicator, name: str, allow_pickle: bool = False) -> None:
@@ -54,6 +55,7 @@ class GroupBase:
         """The receives of messages of any length: the communicator's, or else a queue that makes them of its others."""
         self._kept = [] if self._queue is None else self._queue.kept
         self._collectives = complete(comm)
+        self._whole = _Whole(comm)
         self._shortcuts = comm.shortcuts
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
 
@@ -207,6 +209,24 @@ class GroupBase:
             return buffers.scratch(shape, like.dtype), error
         self._order(result)
         return result, None
+
+
+class _Whole:
+    """A context of several calls that are one operation.
+
+    If an exception leaves it, such as a signal handler's, the group fails: the other ranks wait for the rest, which
+    this rank's next operation is not. An error of this rank alone that must not do that is raised after it.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, RankwiseError):  # which has failed the group, or refuses
+            with suppress(RankwiseError):
+                self._comm.abort("it was interrupted between the calls of one operation")
 
 
 def shaped(call: Call, shape: Shape) -> Call:

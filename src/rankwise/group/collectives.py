@@ -262,10 +262,11 @@ class Collectives(GroupBase):
 
             def body() -> Any:
                 words = headers.description(given)
-                if self._send_header(words[: headers.SIZE], given.ptr, result.ptr, src) is not None:
-                    return self._finished(result)
-                headers.send_rest(self, words, src)
-                return self._scatter(given, result, src)
+                with self._whole:
+                    if self._send_header(words[: headers.SIZE], given.ptr, result.ptr, src) is None:
+                        headers.send_rest(self, words, src)
+                        self._scatter(given, result, src)
+                return self._finished(result)
         else:
             kind = NUMPY if x is None else source(x).kind
             if out is not None:
@@ -273,8 +274,10 @@ class Collectives(GroupBase):
 
             def body() -> Any:
                 header = np.zeros(headers.SIZE, np.int64)
-                part = self._send_header(header, 0, 0, src)
-                return self._scatter_described(header.tolist(), part, out, src, kind)
+                with self._whole:
+                    part = self._send_header(header, 0, 0, src)
+                    result = self._receive_described(header.tolist(), part, out, src, kind)
+                return self._finished(*result)
 
         return self._run(body, given, async_op)
 
@@ -285,22 +288,30 @@ class Collectives(GroupBase):
         self._broadcast_ints(header, src)
         return None
 
-    def _scatter_described(self, header: list[int], part: bytes | None, out: Any, src: int, kind: Kind = NUMPY) -> Any:
+    def _scatter_described(self, header: list[int], part: bytes | None, out: Any, src: int) -> Any:
         """Off src, the rest of a scatter after the header. part: this rank's part, if it came with the header."""
+        with self._whole:
+            result = self._receive_described(header, part, out, src, NUMPY)
+        return self._finished(*result)
+
+    def _receive_described(
+        self, header: list[int], part: bytes | None, out: Any, src: int, kind: Kind
+    ) -> tuple[Buffer, Exception | None]:
+        """The same, up to what `_finished` takes."""
         like = headers.described(self, header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)
-        if part is not None:
+        if part is None:
+            self._scatter(like, result, src)
+        else:
             ctypes.memmove(result.ptr, part, len(part))
-            return self._finished(result, refused)
-        return self._scatter(like, result, src, refused)
+        return result, refused
 
-    def _scatter(self, given: Buffer, result: Buffer, src: int, refused: Exception | None = None) -> Any:
+    def _scatter(self, given: Buffer, result: Buffer, src: int) -> None:
         if given.shape[0] % self.world_size == 0:
             self._collectives.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
         else:
             counts = split_counts(given.shape, self.world_size)
             self._collectives.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
-        return self._finished(result, refused)
 
     @overload
     def reduce_scatter(

@@ -68,7 +68,6 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
     def fold() -> Buffer:
         result = scratch(given.shape, given.dtype)
         root = 0 if dst is None else dst
-        rows = gathered(group, given, root)
 
         def compute() -> None:
             value = rows[0]
@@ -76,10 +75,14 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
                 value = function(value, row)
             copy(result, _checked(value, given, function))
 
-        if dst is None:
-            on_root(group, root, compute)
-            group._collectives.broadcast(result.ptr, result.count, result.dtype, root)
-        elif dst == group.rank:
+        with group._whole:
+            rows = gathered(group, given, root)
+            failure = on_root(group, root, compute) if dst is None else None
+            if dst is None and failure is None:
+                group._collectives.broadcast(result.ptr, result.count, result.dtype, root)
+        if failure is not None:
+            raise failure
+        if dst == group.rank:
             compute()
         return result
 
@@ -98,23 +101,23 @@ def gathered(group: GroupBase, given: Buffer, root: int, shape: Shape | None = N
     return [row.reshape(given.shape) for row in memory.finish()]
 
 
-def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> None:
-    """Run `compute` on rank `root`. If it raises, root raises its error and the other ranks RankwiseError."""
+def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> Exception | None:
+    """Run `compute` on rank `root`. If it raises, returns its error on root and a RankwiseError on the other ranks."""
     failure: Exception | None = None
     text = b""
     if group.rank == root:
         try:
             compute()
-        except Exception as error:  # noqa: BLE001 - raised below, after the other ranks have been notified
+        except Exception as error:  # noqa: BLE001 - returned below, after the other ranks have been notified
             failure = error
             text = f"rank {root}: op raised {type(error).__name__}: {error}".encode(errors="replace")
     length = np.array(len(text), np.int64)
     group._collectives.broadcast(address(length), 1, DType.I64, root)
     if not length:
-        return
+        return None
     words = np.frombuffer(bytearray(text or int(length)), np.uint8)
     group._collectives.broadcast(address(words), words.size, DType.U8, root)
-    raise failure or RankwiseError(words.tobytes().decode(errors="replace"))
+    return failure or RankwiseError(words.tobytes().decode(errors="replace"))
 
 
 def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callable[[], Buffer | None]:
@@ -122,8 +125,7 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
     function = _function(op, given.dtype)
 
     def scan() -> Buffer | None:
-        rows = gathered(group, given, 0, given.shape, "exscan" if exclusive else "scan")
-        whole = scratch((len(rows), *given.shape), given.dtype)
+        whole = scratch((group.world_size if group.rank == 0 else 0, *given.shape), given.dtype)
 
         def compute() -> None:
             value: Any = None
@@ -134,9 +136,14 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
                     found = _checked(value, given, function)  # keeps its memory alive until it is copied
                     ctypes.memmove(whole.ptr + at * given.nbytes, found.ptr, given.nbytes)
 
-        on_root(group, 0, compute)
         result = scratch(given.shape, given.dtype)
-        group._collectives.scatter(whole.ptr if group.rank == 0 else 0, result.ptr, given.count, given.dtype, 0)
+        with group._whole:
+            rows = gathered(group, given, 0, given.shape, "exscan" if exclusive else "scan")
+            failure = on_root(group, 0, compute)
+            if failure is None:
+                group._collectives.scatter(whole.ptr if group.rank == 0 else 0, result.ptr, given.count, given.dtype, 0)
+        if failure is not None:
+            raise failure
         return None if exclusive and group.rank == 0 else result
 
     return scan
@@ -175,12 +182,13 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
 
     def body() -> Any:
         copy(values, buffer)
-        group._collectives.all_reduce(values.ptr, values.count, values.dtype, op)
-        mine, best = _comparable(buffer.array), _comparable(values.array)
-        ranks.array[...] = group.world_size
-        ranks.array[(mine == best) | ((mine != mine) & (best != best))] = group.rank
-        how = ALL_REDUCE if dst is None else REDUCE
-        group._collectives.run(Call(how, ranks.ptr, ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst))
+        with group._whole:
+            group._collectives.all_reduce(values.ptr, values.count, values.dtype, op)
+            mine, best = _comparable(buffer.array), _comparable(values.array)
+            ranks.array[...] = group.world_size
+            ranks.array[(mine == best) | ((mine != mine) & (best != best))] = group.rank
+            how = ALL_REDUCE if dst is None else REDUCE
+            group._collectives.run(Call(how, ranks.ptr, ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst))
         if dst not in (None, group.rank):
             return nothing()
         copy(buffer, values)

@@ -63,20 +63,27 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj) if src == self.rank else None
-            found = self._broadcast_rest(src, codec, _first_broadcast(self._collectives, mine, src), mine)
-            return obj if src == self.rank else found
+            with self._whole:
+                block = self._second_broadcast(src, _first_broadcast(self._collectives, mine, src), mine)
+            return obj if src == self.rank else codec.read(block, src)
 
         if async_op and src == self.rank:
             codec.encode(obj)
         return self._run(body, None, async_op)
 
     def _broadcast_rest(self, src: int, codec: Codec, found: bytes | int, mine: Parts | None) -> Any:
-        """The second step, which is needed if the object is longer than a block. Returns the object, but not on src."""
-        block: Any = found
-        if isinstance(found, int):
-            block = np.empty(found, np.uint8) if mine is None else assemble(mine)
-            self._collectives.broadcast(address(block), found, DType.U8, src)
+        """What is left to do after the first step. Returns the object, but not on src."""
+        with self._whole:
+            block = self._second_broadcast(src, found, mine)
         return codec.read(block, src) if mine is None else None
+
+    def _second_broadcast(self, src: int, found: bytes | int, mine: Parts | None) -> Any:
+        """The second step, which is needed if the object is longer than a block. Returns the encoded object."""
+        if not isinstance(found, int):
+            return found
+        block = np.empty(found, np.uint8) if mine is None else assemble(mine)
+        self._collectives.broadcast(address(block), found, DType.U8, src)
+        return block
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -114,17 +121,26 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj)
-            if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
-                return self._gather_rest(dst, codec, gather(mine, dst) or [], mine)
-            found = _first_all_gather(self._collectives, mine, self.world_size)
-            return self._gather_rest(dst, codec, found, mine)
+            with self._whole:
+                if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
+                    found = gather(mine, dst) or []
+                else:
+                    found = _first_all_gather(self._collectives, mine, self.world_size)
+                self._second_gather(dst, found, mine)
+            return self._read_all(codec, found) if dst in (None, self.rank) else None
 
         if async_op:
             codec.encode(obj)
         return self._run(body, None, async_op)
 
     def _gather_rest(self, dst: int | None, codec: Codec, found: list[Any], mine: Parts) -> list[Any] | None:
-        """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
+        """What is left to do after the first step."""
+        with self._whole:
+            self._second_gather(dst, found, mine)
+        return self._read_all(codec, found) if dst in (None, self.rank) else None
+
+    def _second_gather(self, dst: int | None, found: list[Any], mine: Parts) -> None:
+        """The second step, in which objects travel that are longer than a block, if any. It puts them in `found`."""
         here = dst is None or dst == self.rank
         if int in map(type, found):
             counts = _long(found)
@@ -135,7 +151,6 @@ class ObjectCollectives(GroupBase):
             del block
             if here:
                 _put_long(found, memory, counts)
-        return self._read_all(codec, found) if here else None
 
     def _read_all(self, codec: Codec, found: list[Any]) -> list[Any]:
         return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
@@ -150,12 +165,21 @@ class ObjectCollectives(GroupBase):
 
         def body() -> list[Any]:
             sent = [codec.encode(obj) for obj in objs]
-            return self._exchange_rest(codec, _first_exchange(self._collectives, sent), sent)
+            with self._whole:
+                found = _first_exchange(self._collectives, sent)
+                self._second_exchange(found, sent)
+            return self._read_all(codec, found)
 
         return self.comm.call(body)
 
     def _exchange_rest(self, codec: Codec, found: list[Any], sent: Sequence[Parts]) -> list[Any]:
-        """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
+        """What is left to do after the first step."""
+        with self._whole:
+            self._second_exchange(found, sent)
+        return self._read_all(codec, found)
+
+    def _second_exchange(self, found: list[Any], sent: Sequence[Parts]) -> None:
+        """The second step, in which the objects travel of the ranks that send long ones. It puts them in `found`."""
         if int in map(type, found):
             receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
             sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
@@ -164,7 +188,6 @@ class ObjectCollectives(GroupBase):
             self._collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
             del block
             _put_long(found, memory, receives)
-        return self._read_all(codec, found)
 
     def scatter_object(
         self,
@@ -199,7 +222,9 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             blocks = [codec.encode(obj) for obj in given]
-            return self._scatter_rest(src, codec, _first_scatter(self._collectives, blocks, src), blocks)
+            with self._whole:
+                block = self._second_scatter(src, _first_scatter(self._collectives, blocks, src), blocks)
+            return (TRUSTING if src == self.rank else codec).read(block, src)
 
         if async_op:
             for obj in given:
@@ -207,17 +232,21 @@ class ObjectCollectives(GroupBase):
         return self._run(body, None, async_op)
 
     def _scatter_rest(self, src: int, codec: Codec, found: bytes | int, blocks: Sequence[Parts]) -> Any:
-        """The second step, which is needed if one of the objects is longer than a block."""
-        block: Any = found
-        if isinstance(found, int):
-            mine = [length_of(each) for each in blocks] or [0] * self.world_size
-            lengths = self._broadcast_ints(np.array(mine), src).tolist()
-            counts = [aligned(length) for length in lengths]
-            sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
-            self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
-            del sent
-            block = memory[: lengths[self.rank]]
+        """What is left to do after the first step."""
+        with self._whole:
+            block = self._second_scatter(src, found, blocks)
         return (TRUSTING if src == self.rank else codec).read(block, src)
+
+    def _second_scatter(self, src: int, found: bytes | int, blocks: Sequence[Parts]) -> Any:
+        """The second step, which is needed if one of the objects is longer than a block. Returns the encoded object."""
+        if not isinstance(found, int):
+            return found
+        mine = [length_of(each) for each in blocks] or [0] * self.world_size
+        lengths = self._broadcast_ints(np.array(mine), src).tolist()
+        counts = [aligned(length) for length in lengths]
+        sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
+        self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
+        return memory[: lengths[self.rank]]
 
 
 # ---- the first step of a collective: blocks of one size, which hold the objects that are short enough ----

@@ -102,22 +102,25 @@ class Scans(GroupBase):
             n, dtype = self.world_size, given.dtype
             piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
             neutral = _neutral(dtype, reduce_op, piece)
-            for start in range(0, max(1, given.count), piece):
-                count = min(piece, given.count - start)
-                size = count * dtype.itemsize
-                blocks = buffers.scratch((n * count,), dtype)
-                offset = start * dtype.itemsize
-                if dtype.is_complex and reduce_op is ReduceOp.PROD:
-                    call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
+            with self._whole:
+                for start in range(0, max(1, given.count), piece):
+                    count = min(piece, given.count - start)
+                    size = count * dtype.itemsize
+                    blocks = buffers.scratch((n * count,), dtype)
+                    offset = start * dtype.itemsize
+                    if dtype.is_complex and reduce_op is ReduceOp.PROD:
+                        call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
+                        self._collectives.run(call._replace(shape=given.shape, part_of=name))
+                        found = neutral if last < 0 else _product(blocks, n)[last]
+                        ctypes.memmove(result.ptr + offset, address(found), size)
+                        continue
+                    for rank in range(n):
+                        counts = rank - exclusive >= self.rank
+                        ctypes.memmove(
+                            blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size
+                        )
+                    call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
                     self._collectives.run(call._replace(shape=given.shape, part_of=name))
-                    found = neutral if last < 0 else _product(blocks, n)[last]
-                    ctypes.memmove(result.ptr + offset, address(found), size)
-                    continue
-                for rank in range(n):
-                    counts = rank - exclusive >= self.rank
-                    ctypes.memmove(blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size)
-                call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
-                self._collectives.run(call._replace(shape=given.shape, part_of=name))
             if last < 0 and reduce_op is ReduceOp.SUM:
                 ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0
             return result.finish()

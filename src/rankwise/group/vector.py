@@ -133,10 +133,11 @@ class VectorCollectives(GroupBase):
 
             def body() -> Any:
                 words = headers.description(given)
-                self._broadcast_ints(words[: headers.SIZE], src)
-                headers.send_rest(self, words, src)
-                self._broadcast_ints(np.array(rows, np.int64), src)
-                self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
+                with self._whole:
+                    self._broadcast_ints(words[: headers.SIZE], src)
+                    headers.send_rest(self, words, src)
+                    self._broadcast_ints(np.array(rows, np.int64), src)
+                    self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._finished(result)
         else:
             kind = NUMPY if x is None else source(x).kind
@@ -144,11 +145,12 @@ class VectorCollectives(GroupBase):
                 buffers.writable(out)
 
             def body() -> Any:
-                header = self._broadcast_ints(np.zeros(headers.SIZE, np.int64), src)
-                like = headers.described(self, header.tolist(), kind, src)
-                lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
-                part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
-                self._collectives.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
+                with self._whole:
+                    header = self._broadcast_ints(np.zeros(headers.SIZE, np.int64), src)
+                    like = headers.described(self, header.tolist(), kind, src)
+                    lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
+                    part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
+                    self._collectives.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
                 return self._finished(part, refused)
 
         return self._run(body, given, async_op)
@@ -230,24 +232,28 @@ class VectorCollectives(GroupBase):
             buffers.check_rows(out, given)
 
         def body() -> tuple[Any, list[int]]:
-            received = self._exchange_ints(np.array(rows, np.int64)).tolist()
-            result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
-            sends, receives = _elements(rows, given), _elements(received, given)
-            call = Call(ALL_TO_ALL_V, given.ptr, result.ptr, 0, given.dtype, send_counts=sends, recv_counts=receives)
-            self._collectives.run(shaped(call, given.shape[1:]))
+            with self._whole:
+                received = self._exchange_ints(np.array(rows, np.int64)).tolist()
+                result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
+                sends, receives = _elements(rows, given), _elements(received, given)
+                call = Call(
+                    ALL_TO_ALL_V, given.ptr, result.ptr, 0, given.dtype, send_counts=sends, recv_counts=receives
+                )
+                self._collectives.run(shaped(call, given.shape[1:]))
             return self._finished(result, refused), received
 
         return self._run(body, given, async_op)
 
     def _gather_rows(self, operation: Operation, given: Buffer, out: Any, dst: int | None = None) -> Any:
         """The body of gather_v, and of all_gather_v, for which dst is None."""
-        lengths = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
-        call = Call(operation, given.ptr, 0, 0, given.dtype, None, dst, _elements(lengths, given))
-        call = shaped(call, given.shape[1:])  # the shape of a row
-        if dst not in (None, self.rank):
-            return self._collectives.run(call)
-        result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
-        self._collectives.run(call._replace(recv=result.ptr))
+        with self._whole:
+            lengths = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
+            call = Call(operation, given.ptr, 0, 0, given.dtype, None, dst, _elements(lengths, given))
+            call = shaped(call, given.shape[1:])  # the shape of a row
+            if dst not in (None, self.rank):
+                return self._collectives.run(call)
+            result, refused = self._late_result(out, (sum(lengths), *given.shape[1:]), given)
+            self._collectives.run(call._replace(recv=result.ptr))
         return self._finished(result, refused)
 
     def _counts(self, counts: Counts | None, given: Buffer) -> list[int]:
