@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from in_process import rankwise
+from launch.launchers import Launchers
 from rankwise.observe import jobs
 from rankwise.system.topology import parse_cpus
+from rankwise.tools.status.table import table
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 
@@ -222,6 +224,21 @@ def test_groups_that_a_rank_makes_for_itself_are_no_jobs() -> None:
     (job,) = jobs.jobs_of(launcher.pid)
     assert (job.launcher, job.world_size) == (launcher.pid, 2)
     launcher.communicate(timeout=150)
+
+
+def test_two_nodes_of_one_host_are_one_job() -> None:
+    launchers, program = Launchers(), "print('here', flush=True); import time; time.sleep(600)"
+    nodes = [launchers.start(2, node, 2, "--", "python", "-c", program) for node in (0, 1)]
+    try:
+        for node in nodes:
+            assert node.stdout is not None
+            assert node.stdout.readline() == node.stdout.readline() == "here\n"
+        (job,) = jobs.jobs_of(nodes[1].pid)
+        assert [rank.rank for rank in job.ranks()] == [0, 1, 2, 3]
+        assert table(job).title.startswith("4 ranks (2 nodes) for ")
+    finally:
+        nodes[0].terminate()
+        launchers.finish()
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def count_of_ranks(n: int) -> str:
+def count_of_ranks(n: int, noun: str = "rank") -> str:
     """ "1 rank", "2 ranks"."""
-    return "1 rank" if n == 1 else f"{n} ranks"
+    return f"1 {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:

@@ -10,6 +10,8 @@ import os
 import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 from rankwise._native import Operation, RankState, SegmentView, request_stacks
@@ -42,12 +44,13 @@ class RankView:
 class RunningJob:
     """A job: its segment, and the processes that hold it open, {(PID namespace, pid there): pid here}.
 
-    path: of a descriptor of the segment.
+    path: of a descriptor of the segment. others: the job's other nodes on this host.
     """
 
     view: SegmentView
     path: str = ""
     holders: dict[tuple[int, int], int] = field(default_factory=dict)
+    others: list[RunningJob] = field(default_factory=list)
 
     @property
     def launcher(self) -> int | None:
@@ -69,9 +72,9 @@ class RunningJob:
         return "".join(letter if letter.isprintable() or letter.isspace() else "?" for letter in text)
 
     def ranks(self) -> list[RankView]:
-        """Every rank as it is now."""
+        """Every rank on this host as it is now."""
         states = [self.view.state(index) for index in range(self.view.world_size)]
-        first, _ = self._place()
+        first = self._first()
         behind = _behind(self.view, states, first)
         views = []
         for index, state in enumerate(states):
@@ -79,7 +82,7 @@ class RunningJob:
             restart, cpus = _variable(process, "RANKWISE_RESTART"), _cpus(process)
             pid = process or state.pid
             views.append(RankView(first + index, pid, self._how(state), state, index in behind, restart, cpus))
-        return views
+        return sorted(chain(views, *(node.ranks() for node in self.others)), key=attrgetter("rank"))
 
     def stacks(self) -> dict[int, str]:
         """The Python stack of each rank of shm, which makes it in a thread of its own, or why a rank has none.
@@ -91,22 +94,38 @@ class RunningJob:
             found = request_stacks(fd)
         finally:
             os.close(fd)
-        first, _ = self._place()
-        return {first + index: text for index, text in found.items()}
+        first = self._first()
+        stacks = {first + index: text for index, text in found.items()}
+        for node in self.others:
+            stacks |= node.stacks()
+        return stacks
 
     @property
     def world_size(self) -> int:
         """The number of the job's ranks on all hosts."""
-        return self._place()[1]
+        return _variable(self._rank_of_node(), "RANKWISE_WORLD_SIZE") or self.view.world_size
 
-    def _place(self) -> tuple[int, int]:
-        """The number of this segment's first rank (0 if the job has one node), and the number of the job's ranks."""
-        launcher = self.launcher
-        for pid in self.holders.values():
-            if pid != launcher and _variable(pid, "RANKWISE_LOCAL_WORLD_SIZE") == self.view.world_size:
-                first = _variable(pid, "RANKWISE_RANK") - _variable(pid, "RANKWISE_LOCAL_RANK")
-                return first, _variable(pid, "RANKWISE_WORLD_SIZE")
-        return 0, self.view.world_size
+    @property
+    def name(self) -> object:
+        """The same for all nodes of a job: its user, and the address of torch's rank 0. Of one node, itself."""
+        pid = self._rank_of_node()
+        try:
+            variables = proc.environment(pid) if pid else {}
+            address = variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["RANKWISE_WORLD_SIZE"]
+            return os.stat(f"/proc/{pid}").st_uid, *address
+        except (OSError, KeyError):
+            return self.path
+
+    def _first(self) -> int:
+        """The number of this segment's first rank; 0 if the job has one node."""
+        pid = self._rank_of_node()
+        return _variable(pid, "RANKWISE_RANK") - _variable(pid, "RANKWISE_LOCAL_RANK")
+
+    def _rank_of_node(self) -> int | None:
+        """The process of a rank if the job has several nodes, of which this segment is one."""
+        launcher, size = self.launcher, self.view.world_size
+        pids = (pid for pid in self.holders.values() if pid != launcher)
+        return next((pid for pid in pids if _variable(pid, "RANKWISE_LOCAL_WORLD_SIZE") == size), None)
 
     def _how(self, state: RankState) -> str:
         if state.exit_status is not None and (state.exited or state.exit_status):
@@ -144,7 +163,11 @@ def running_jobs() -> list[RunningJob]:
         if entry.isdecimal():
             _add_segments(int(entry), found)
     jobs = list(found.values())
-    return sorted((job for job in jobs if not _is_part(job, jobs)), key=lambda job: job.view.started)
+    named: dict[object, RunningJob] = {}
+    for job in sorted((job for job in jobs if not _is_part(job, jobs)), key=lambda job: job.view.started):
+        if (first := named.setdefault(job.name, job)) is not job:
+            first.others.append(job)
+    return list(named.values())
 
 
 def _is_part(job: RunningJob, jobs: list[RunningJob]) -> bool:
@@ -179,7 +202,11 @@ def jobs_of(pid: int) -> list[RunningJob]:
         raise PermissionError(f"process {pid} belongs to {name}: only that user and root may inspect it") from None
     except FileNotFoundError:
         raise ProcessLookupError(f"process {pid} has ended") from None
-    jobs = [job for job in running_jobs() if any(_within(holder, pid) for holder in job.holders.values())]
+    jobs = [
+        job
+        for job in running_jobs()
+        if any(_within(holder, pid) for node in (job, *job.others) for holder in node.holders.values())
+    ]
     if not jobs:
         raise ProcessLookupError(
             f"process {pid} has no part in a job that runs now: expected a launcher or a rank of rankwise run or shm"

@@ -29,8 +29,7 @@ EPILOG = """\
 PID is the process id of the launcher or of any rank; without it all jobs of this user on this host
 are shown. The column CPUs lists the CPUs that each rank may use (rankwise run --bind); the column moved
 counts the bytes of each rank's own arrays; "of group 'world.tp'" shows the name that a group got when it
-was made, or its number. Of a job on several nodes (rankwise run --nnodes), each node of this host is shown
-separately.
+was made, or its number. Of a job on several nodes (rankwise run --nnodes), the nodes of this host are shown.
 
 --serve listens on the loopback interface only, and answers only those who know its token, which is part
 of the address that it prints. It can show jobs, and change nothing. Prometheus gets the numbers from

@@ -31,10 +31,11 @@ def table(job: RunningJob) -> Table:
     ranks = job.ranks()
     age = max(1e-9, time.time() - job.view.started / 1e9)
     where = f"launcher {job.launcher}" if job.launcher else "no launcher"
-    here = job.view.world_size
-    count = count_of_ranks(job.world_size)
+    here, count = len(ranks), count_of_ranks(job.world_size)
     if job.world_size != here:
-        count = f"{here} of {count} (one node)"
+        count = f"{here} of {count}"
+    if job.others or job.world_size != here:
+        count += f" ({count_of_ranks(1 + len(job.others), 'node')})"
     rows: list[tuple[str, ...]] = [
         (
             f"{'> ' if rank.behind else '  '}{rank.rank}",
