@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, C
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
 from rankwise.group.object_block import PICKLE, TRUSTING, Codec, Parts, aligned, assemble, length_of
+
+T = TypeVar("T")
+First: TypeAlias = "T | Callable[[], T]"
 
 
 class ObjectCollectives(GroupBase):
@@ -63,27 +67,24 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj) if src == self.rank else None
-            with self._whole:
-                block = self._second_broadcast(src, _first_broadcast(self._collectives, mine, src), mine)
-            return obj if src == self.rank else codec.read(block, src)
+            found = self._broadcast_rest(src, codec, partial(_first_broadcast, self._collectives, mine, src), mine)
+            return obj if src == self.rank else found
 
         if async_op and src == self.rank:
             codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _broadcast_rest(self, src: int, codec: Codec, found: bytes | int, mine: Parts | None) -> Any:
-        """What is left to do after the first step. Returns the object, but not on src."""
-        with self._whole:
-            block = self._second_broadcast(src, found, mine)
-        return codec.read(block, src) if mine is None else None
+    def _broadcast_rest(self, src: int, codec: Codec, first: First[bytes | int], mine: Parts | None) -> Any:
+        """The second step, which is needed if the object is longer than a block. Returns the object, but not on src.
 
-    def _second_broadcast(self, src: int, found: bytes | int, mine: Parts | None) -> Any:
-        """The second step, which is needed if the object is longer than a block. Returns the encoded object."""
-        if not isinstance(found, int):
-            return found
-        block = np.empty(found, np.uint8) if mine is None else assemble(mine)
-        self._collectives.broadcast(address(block), found, DType.U8, src)
-        return block
+        first: makes the first step, or, here and below, is what that has returned.
+        """
+        with self._whole:
+            block: Any = first() if callable(first) else first
+            if isinstance(block, int):
+                size, block = block, np.empty(block, np.uint8) if mine is None else assemble(mine)
+                self._collectives.broadcast(address(block), size, DType.U8, src)
+        return codec.read(block, src) if mine is None else None
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -121,36 +122,32 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             mine = codec.encode(obj)
-            with self._whole:
-                if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
-                    found = gather(mine, dst) or []
-                else:
-                    found = _first_all_gather(self._collectives, mine, self.world_size)
-                self._second_gather(dst, found, mine)
-            return self._read_all(codec, found) if dst in (None, self.rank) else None
+            if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
+                return self._gather_rest(dst, codec, partial(gather, mine, dst), mine)
+            first = partial(_first_all_gather, self._collectives, mine, self.world_size)
+            return self._gather_rest(dst, codec, first, mine)
 
         if async_op:
             codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _gather_rest(self, dst: int | None, codec: Codec, found: list[Any], mine: Parts) -> list[Any] | None:
-        """What is left to do after the first step."""
-        with self._whole:
-            self._second_gather(dst, found, mine)
-        return self._read_all(codec, found) if dst in (None, self.rank) else None
-
-    def _second_gather(self, dst: int | None, found: list[Any], mine: Parts) -> None:
-        """The second step, in which objects travel that are longer than a block, if any. It puts them in `found`."""
+    def _gather_rest(
+        self, dst: int | None, codec: Codec, first: First[list[Any] | None], mine: Parts
+    ) -> list[Any] | None:
+        """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
         here = dst is None or dst == self.rank
-        if int in map(type, found):
-            counts = _long(found)
-            block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
-            memory = np.empty(sum(counts) if here else 0, np.uint8)
-            operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
-            self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
-            del block
-            if here:
-                _put_long(found, memory, counts)
+        with self._whole:
+            found = (first() if callable(first) else first) or []
+            if int in map(type, found):
+                counts = _long(found)
+                block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
+                memory = np.empty(sum(counts) if here else 0, np.uint8)
+                operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
+                self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
+                del block
+                if here:
+                    _put_long(found, memory, counts)
+        return self._read_all(codec, found) if here else None
 
     def _read_all(self, codec: Codec, found: list[Any]) -> list[Any]:
         return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
@@ -165,29 +162,23 @@ class ObjectCollectives(GroupBase):
 
         def body() -> list[Any]:
             sent = [codec.encode(obj) for obj in objs]
-            with self._whole:
-                found = _first_exchange(self._collectives, sent)
-                self._second_exchange(found, sent)
-            return self._read_all(codec, found)
+            return self._exchange_rest(codec, partial(_first_exchange, self._collectives, sent), sent)
 
         return self.comm.call(body)
 
-    def _exchange_rest(self, codec: Codec, found: list[Any], sent: Sequence[Parts]) -> list[Any]:
-        """What is left to do after the first step."""
+    def _exchange_rest(self, codec: Codec, first: First[list[Any]], sent: Sequence[Parts]) -> list[Any]:
+        """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
         with self._whole:
-            self._second_exchange(found, sent)
+            found = first() if callable(first) else first
+            if int in map(type, found):
+                receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
+                sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
+                block, memory = assemble(*own), np.empty(sum(receives), np.uint8)
+                at = address(block), address(memory)
+                self._collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
+                del block
+                _put_long(found, memory, receives)
         return self._read_all(codec, found)
-
-    def _second_exchange(self, found: list[Any], sent: Sequence[Parts]) -> None:
-        """The second step, in which the objects travel of the ranks that send long ones. It puts them in `found`."""
-        if int in map(type, found):
-            receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
-            sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
-            block, memory = assemble(*own), np.empty(sum(receives), np.uint8)
-            at = address(block), address(memory)
-            self._collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
-            del block
-            _put_long(found, memory, receives)
 
     def scatter_object(
         self,
@@ -222,31 +213,26 @@ class ObjectCollectives(GroupBase):
 
         def body() -> Any:
             blocks = [codec.encode(obj) for obj in given]
-            with self._whole:
-                block = self._second_scatter(src, _first_scatter(self._collectives, blocks, src), blocks)
-            return (TRUSTING if src == self.rank else codec).read(block, src)
+            return self._scatter_rest(src, codec, partial(_first_scatter, self._collectives, blocks, src), blocks)
 
         if async_op:
             for obj in given:
                 codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _scatter_rest(self, src: int, codec: Codec, found: bytes | int, blocks: Sequence[Parts]) -> Any:
-        """What is left to do after the first step."""
+    def _scatter_rest(self, src: int, codec: Codec, first: First[bytes | int], blocks: Sequence[Parts]) -> Any:
+        """The second step, which is needed if one of the objects is longer than a block."""
         with self._whole:
-            block = self._second_scatter(src, found, blocks)
+            block: Any = first() if callable(first) else first
+            if isinstance(block, int):
+                mine = [length_of(each) for each in blocks] or [0] * self.world_size
+                lengths = self._broadcast_ints(np.array(mine), src).tolist()
+                counts = [aligned(length) for length in lengths]
+                sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
+                self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
+                del sent
+                block = memory[: lengths[self.rank]]
         return (TRUSTING if src == self.rank else codec).read(block, src)
-
-    def _second_scatter(self, src: int, found: bytes | int, blocks: Sequence[Parts]) -> Any:
-        """The second step, which is needed if one of the objects is longer than a block. Returns the encoded object."""
-        if not isinstance(found, int):
-            return found
-        mine = [length_of(each) for each in blocks] or [0] * self.world_size
-        lengths = self._broadcast_ints(np.array(mine), src).tolist()
-        counts = [aligned(length) for length in lengths]
-        sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
-        self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
-        return memory[: lengths[self.rank]]
 
 
 # ---- the first step of a collective: blocks of one size, which hold the objects that are short enough ----
