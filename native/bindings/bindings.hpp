@@ -59,6 +59,11 @@ inline int rank_or_tag(nb::handle value, long end, int first = 0) {
     return !overflow && number >= first && number < end ? int(number) : kNotANumber;
 }
 
+// The timeout of a Work's `wait`, which is not None.
+inline double checked_timeout(nb::handle timeout) {
+    return nb::cast<double>(nb::module_::import_("rankwise.contract.timeouts").attr("check_wait")(timeout));
+}
+
 inline void check_timeout(std::optional<double> timeout) {
     if (timeout) rankwise::checked_seconds(*timeout);
 }

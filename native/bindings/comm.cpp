@@ -2,6 +2,7 @@
 #include "messages.hpp"
 #include "shortcuts.hpp"
 #include "streams.hpp"
+#include "works.hpp"
 
 using namespace rankwise;
 
@@ -70,13 +71,17 @@ template <class... A> auto blocking(void (Comm::*operation)(A...)) {
         (c.*operation)(From<std::decay_t<A>>::convert(args)...);
     };
 }
+template <class T, class Given> decltype(auto) converted(const Given& given, const CallOptions& options) {
+    if constexpr (std::is_same_v<T, CallOptions>) return CallOptions{given.get(), options.lock, options.started};
+    else return From<T>::convert(given);
+}
 template <class... A> auto started(void (Comm::*operation)(A...)) {
-    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> TaskHandle {
-        (void(From<std::decay_t<A>>::convert(args)), ...);  // throws now what it would throw on the stream
-        auto owner = kept(std::move(keep));
-        auto task = c.start([&c, operation, args...] { (c.*operation)(From<std::decay_t<A>>::convert(args)...); },
-                            false, owner);
-        return {std::move(task), std::move(owner)};
+    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> WorkHandle {
+        (void(From<std::decay_t<A>>::convert(args)), ...);  // throws now what it would throw later
+        return {c.start([&c, operation, args...](const CallOptions& options) {
+                    (c.*operation)(converted<std::decay_t<A>>(args, options)...);
+                }),
+                std::move(keep)};
     };
 }
 template <auto operation> void barrier(Comm& c) {
@@ -85,8 +90,14 @@ template <auto operation> void barrier(Comm& c) {
 }
 
 // Runs a Python function on the communicator's stream, in the order of its operations.
-TaskHandle start_call(Comm& c, nb::callable function) {
-    return {c.start(python_task(std::move(function)), true), nullptr};
+WorkHandle start_call(Comm& c, nb::callable function) {
+    return {c.submit(python_task(std::move(function)), true), nb::none()};
+}
+
+std::vector<WorkHandle> failed_operations(Comm& c) {
+    std::vector<WorkHandle> failed;
+    for (auto& task : c.failed_operations()) failed.emplace_back(std::move(task), nb::none());
+    return failed;
 }
 
 // Calls a Python function, with no other thread's call between its calls of this communicator.
@@ -164,6 +175,7 @@ void bind_comm(nb::module_& m) {
         .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
+        .def("failed_operations", &failed_operations)
         .def("failed", &Comm::failed, Release())
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
         .def("shrink", &Comm::shrink, nb::arg("exclude"), Release())
@@ -180,7 +192,7 @@ void bind_comm(nb::module_& m) {
     bind_shortcuts(comm);
     bind_vector_arrays(comm);
 
-    // Every collective as a blocking call, and as start_<name>, which returns a Task.
+    // Every collective as a blocking call, and as start_<name>, which returns a Work.
     const nb::arg ptr("ptr"), send("send_ptr"), recv("recv_ptr"), count("count"), counts("counts"), dtype("dtype"),
         op("op"), root("root");
     auto both = [&](Op named, auto operation, const auto&... args) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <unordered_map>
 
 #include "bindings.hpp"
 #include "capi/site.hpp"
@@ -12,6 +13,8 @@
 #include "sync/forks.hpp"
 
 namespace {
+
+constexpr size_t kKnownFiles = 4096;
 
 // The folder of Python files above this part of a module's path, with a trailing slash.
 std::string folder_above(const char* part, const char* module) {
@@ -24,6 +27,11 @@ const std::string& package() {
     return folder.get([] { return folder_above("contract", "rankwise.contract.errors"); });
 }
 
+bool passes_on(const std::string& file) {
+    return file.empty() || file.starts_with(package()) || file.starts_with("<frozen ") ||
+           file.find("/torch/distributed/") != file.npos || file.find("/site-packages/mpi4py/") != file.npos;
+}
+
 // Without its folder, the line of a file of Python's standard library or of an installed package; "" for any other.
 std::string library_line(const std::string& line) {
     static Once<std::vector<std::string>> folders;
@@ -34,6 +42,39 @@ std::string library_line(const std::string& line) {
         if (const size_t at = line.find(folder); at != line.npos) return line.substr(at + folder.size());
     return "";
 }
+
+// What a file's code is: to find out takes too long for each started operation.
+enum class Origin : uint8_t { Program, PassesOn, Library };
+
+// A file's, by the identity of its name: there are a few for each module, which are kept.
+Origin origin_of(PyObject* file_name) {
+    static std::mutex mutex;
+    static auto& known = *new std::unordered_map<PyObject*, Origin>;
+    [[maybe_unused]] static const bool locked_around_forks =
+        rankwise::lock_around_forks([] { mutex.lock(); }, [] { mutex.unlock(); });
+    {
+        const std::lock_guard lock(mutex);
+        if (const auto found = known.find(file_name); found != known.end()) return found->second;
+    }
+    const char* const text = PyUnicode_AsUTF8(file_name);
+    if (!text) PyErr_Clear();
+    const std::string name(text ? text : "");
+    const Origin origin = passes_on(name)              ? Origin::PassesOn
+                          : library_line(name).empty() ? Origin::Program
+                                                       : Origin::Library;
+    const std::lock_guard lock(mutex);
+    if (known.size() < kKnownFiles && known.emplace(file_name, origin).second) Py_INCREF(file_name);
+    return origin;
+}
+
+// From Python 3.11 on a position is an instruction, and before, a line.
+#if PY_VERSION_HEX >= 0x030b0000
+int position_of(PyFrameObject* frame) { return PyFrame_GetLasti(frame); }
+int line_at(PyCodeObject* code, int position) { return PyCode_Addr2Line(code, position); }
+#else
+int position_of(PyFrameObject* frame) { return PyFrame_GetLineNumber(frame); }
+int line_at(PyCodeObject* /*code*/, int position) { return position; }
+#endif
 
 // A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
 struct Python final : rankwise::Embedding {
@@ -58,6 +99,14 @@ struct Python final : rankwise::Embedding {
         });
         if (own.empty()) return innermost;
         return innermost.empty() ? own : own + " (in " + innermost + ")";
+    }
+
+    std::string describe(const rankwise::CodePlace& place) override {
+        HoldGil gil;
+        auto* const code = static_cast<PyCodeObject*>(place.code);
+        const char* const file = PyUnicode_AsUTF8(code->co_filename);
+        if (!file) PyErr_Clear();
+        return std::string(file ? file : "?") + ":" + std::to_string(line_at(code, place.position));
     }
 
     rankwise::Clock::time_point debugged() override {
@@ -115,11 +164,20 @@ PyThreadState* HoldGil::new_thread_state() {
 std::string program_line(PyFrameObject* frame, PyCodeObject* code) {
     const char* const file = PyUnicode_AsUTF8(code->co_filename);
     if (!file) PyErr_Clear();
-    const std::string_view name(file ? file : "");
-    const bool passes_on = name.empty() || name.starts_with(package()) || name.starts_with("<frozen ") ||
-                           name.find("/torch/distributed/") != name.npos ||
-                           name.find("/site-packages/mpi4py/") != name.npos;
-    return passes_on ? "" : std::string(name) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+    const std::string name(file ? file : "");
+    return passes_on(name) ? "" : name + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+}
+
+std::pair<rankwise::CodePlace, nb::object> python_place() {
+    std::pair<rankwise::CodePlace, nb::object> found;
+    if (rankwise::capi::site.file) return found;
+    walk_frames([&](PyFrameObject* frame, PyCodeObject* code) {
+        const Origin origin = origin_of(code->co_filename);
+        if (origin == Origin::Program)
+            found = {{code, position_of(frame)}, nb::borrow(reinterpret_cast<PyObject*>(code))};
+        return origin != Origin::PassesOn;
+    });
+    return found;
 }
 
 rankwise::Embedding& python() { return the_python(); }

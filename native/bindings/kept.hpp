@@ -1,4 +1,4 @@
-// Python objects that own the memory of pending operations, and the operations as Python sees them.
+// Python objects that own the memory of pending operations.
 #pragma once
 #include "bindings.hpp"
 
@@ -19,23 +19,3 @@ private:
 inline std::shared_ptr<Kept> kept(nb::object object) {
     return object.is_none() ? nullptr : std::make_shared<Kept>(std::move(object));
 }
-
-// A task of a stream as Python holds it. If Python loses it while it is pending, it goes on.
-class TaskHandle {
-public:
-    TaskHandle(std::shared_ptr<rankwise::Task> task, std::shared_ptr<Kept> kept)
-        : task_(std::move(task)), kept_(std::move(kept)) {}
-    TaskHandle(TaskHandle&&) = default;
-    ~TaskHandle() {
-        if (kept_ && task_->done()) kept_->release();
-    }
-    rankwise::Task* operator->() const { return task_.get(); }
-    // Called once the task is complete: its memory need not be kept any longer.
-    void release() {
-        if (kept_) kept_->release();
-    }
-
-private:
-    std::shared_ptr<rankwise::Task> task_;
-    std::shared_ptr<Kept> kept_;
-};

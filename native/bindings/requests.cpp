@@ -23,8 +23,7 @@ RequestHandle::~RequestHandle() {
 
 nb::object RequestHandle::wait(nb::handle timeout) {
     std::optional<double> limit;
-    if (!timeout.is_none())
-        limit = nb::cast<double>(nb::module_::import_("rankwise.contract.timeouts").attr("check_wait")(timeout));
+    if (!timeout.is_none()) limit = checked_timeout(timeout);
     {
         ReleaseGilToWait released;
         request_->wait(limit, released.options());

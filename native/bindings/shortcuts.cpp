@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.hpp"
 #include "plain_array.hpp"
+#include "works.hpp"
 
 using namespace rankwise;
 
@@ -65,11 +66,10 @@ bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    {
-        const ArrayCall call(x.bytes(), x.description());
-        mine.put();
-        c.all_reduce(x.data, x.count, DType(x.dtype), named->op, call);
-    }
+    mine.put();
+    run(c, x.bytes(), x.description(), array, [=, &c, reduce_op = named->op](const CallOptions& options) {
+        c.all_reduce(x.data, x.count, DType(x.dtype), reduce_op, options);
+    });
     return x.written();
 }
 
@@ -80,11 +80,11 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     const Contribution mine(x, given);
     const OpName* named = reduction_named(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
-    {
-        const ArrayCall call(x.bytes(), x.description());
-        mine.put();
-        c.reduce(x.data, x.count, DType(x.dtype), named->op, dst, call);
-    }
+    mine.put();
+    run(c, x.bytes(), x.description(), dst == c.rank() ? array : nb::none(),
+        [=, &c, reduce_op = named->op](const CallOptions& options) {
+            c.reduce(x.data, x.count, DType(x.dtype), reduce_op, dst, options);
+        });
     return dst != c.rank() || x.written();
 }
 
@@ -92,7 +92,8 @@ bool broadcast(Comm& c, nb::handle array, nb::handle from) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray x(array, true);
     if (!x || src < 0) return false;
-    c.broadcast(x.data, x.count, DType(x.dtype), src, ArrayCall(x.bytes(), x.description()));
+    run(c, x.bytes(), x.description(), array,
+        [=, &c](const CallOptions& options) { c.broadcast(x.data, x.count, DType(x.dtype), src, options); });
     return src == c.rank() || x.written();
 }
 
@@ -100,7 +101,8 @@ bool broadcast(Comm& c, nb::handle array, nb::handle from) {
 template <Fits fits> bool all_gather(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits(c, x, result)) return false;
-    c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall(result.bytes(), x.description()));
+    run(c, result.bytes(), x.description(), out,
+        [=, &c](const CallOptions& options) { c.all_gather(x.data, result.data, x.count, DType(x.dtype), options); });
     return result.written();
 }
 
@@ -114,8 +116,8 @@ template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::h
     if (!x || x.dims() >= kMostDims || dst < 0) return false;
     const PlainArray result(dst == c.rank() ? out : nb::handle(Py_None), true);
     if (dst == c.rank() && !fits(c, x, result)) return false;
-    c.gather(x.data, result.data, x.count, DType(x.dtype), dst,
-             ArrayCall(x.bytes() * size_t(c.world_size()), x.description()));
+    run(c, x.bytes() * size_t(c.world_size()), x.description(), dst == c.rank() ? out : nb::none(),
+        [=, &c](const CallOptions& options) { c.gather(x.data, result.data, x.count, DType(x.dtype), dst, options); });
     return result.written();
 }
 
@@ -123,16 +125,18 @@ bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     const OpName* named = reduction_named(op);
     if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), named->op,
-                     ArrayCall(x.bytes(), x.description()));
+    run(c, x.bytes(), x.description(), out, [=, &c, reduce_op = named->op](const CallOptions& options) {
+        c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), reduce_op, options);
+    });
     return result.written();
 }
 
 bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits_split(c, x, result, false)) return false;
-    c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype),
-                 ArrayCall(x.bytes(), x.description()));
+    run(c, x.bytes(), x.description(), out, [=, &c](const CallOptions& options) {
+        c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype), options);
+    });
     return result.written();
 }
 
@@ -228,8 +232,15 @@ bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
         if (!has_parts_like(c, part, x)) return false;
         data = x.data;
     }
-    c.scatter(data, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes(), part.description()));
+    run(c, part.bytes(), part.description(), out, [=, &c](const CallOptions& options) {
+        c.scatter(data, part.data, part.count, DType(part.dtype), src, options);
+    });
     return part.written();
+}
+
+bool barrier(Comm& c) {
+    run(c, 0, {}, nb::none(), [&c](const CallOptions& options) { c.barrier_without_sync(options); });
+    return true;
 }
 
 // ---- messages ----
@@ -257,6 +268,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     for (size_t i = 0; i < op_names.size(); ++i) op_names[i] = {PyUnicode_InternFromString(name(common[i])), common[i]};
     const auto x = nb::arg("x").none(), op = nb::arg("op").none(), out = nb::arg("out").none();
     const auto src = nb::arg("src").none(), dst = nb::arg("dst").none(), tag = nb::arg("tag").none();
+    const auto group = nb::arg("group").none();
     const auto given = nb::arg("given").none() = nb::none();
     comm.def("all_reduce_array", &all_reduce, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
@@ -271,6 +283,17 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("scatter_parts_array", &scatter_parts, x, src, out)
         .def("send_array", &send_array, x, dst, tag)
         .def("recv_array", &recv_array, x, src, tag)
+        .def("start_barrier", starter(&barrier))
+        .def("start_all_reduce_array", starter(&all_reduce), group, x, op, given)
+        .def("start_reduce_array", starter(&reduce), group, x, dst, op, given)
+        .def("start_broadcast_array", starter(&broadcast), group, x, src)
+        .def("start_all_gather_array", starter(&all_gather<fits_gathered>), group, x, out)
+        .def("start_gather_array", starter(&gather<fits_gathered>), group, x, dst, out)
+        .def("start_reduce_scatter_array", starter(&reduce_scatter), group, x, op, out)
+        .def("start_all_to_all_array", starter(&all_to_all), group, x, out)
+        .def("start_all_gather_parts_array", starter(&all_gather<has_parts_like>), group, x, out)
+        .def("start_gather_parts_array", starter(&gather<has_parts_like>), group, x, dst, out)
+        .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out)
         .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
     bind_torch_calls(comm);
 }

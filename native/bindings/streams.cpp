@@ -2,6 +2,7 @@
 
 #include "embedding.hpp"
 #include "stream/events.hpp"
+#include "works.hpp"
 
 using namespace rankwise;
 
@@ -10,23 +11,8 @@ namespace {
 using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
-TaskHandle submit(HostStream& stream, nb::callable function) {
-    return {stream.submit(python_task(std::move(function)), true), nullptr};
-}
-
-void wait_task(TaskHandle& t, std::optional<double> timeout) {
-    check_timeout(timeout);
-    {
-        ReleaseGil released;
-        t->wait(timeout.value_or(kForever));  // the operation itself ends at the communicator's timeout
-    }
-    t.release();
-}
-
-bool task_done(TaskHandle& t) {
-    const bool done = t->done();
-    if (done) t.release();
-    return done || t->of_parent();  // of which `wait` raises the error
+WorkHandle submit(HostStream& stream, nb::callable function) {
+    return {stream.submit(python_task(std::move(function)), true), nb::none()};
 }
 
 void sync_stream(HostStream& stream, std::optional<double> timeout) {
@@ -64,9 +50,18 @@ std::function<void()> python_task(nb::callable function) {
 }
 
 void bind_streams(nb::module_& m) {
-    nb::class_<TaskHandle>(m, "Task", "A task of a stream.")
-        .def("wait", &wait_task, nb::arg("timeout").none() = nb::none(), nb::lock_self())
-        .def("done", &task_done, nb::lock_self());
+    const nb::lock_self locked;
+    const auto nothing = [](const WorkHandle&) { return nb::none(); };
+    nb::class_<WorkHandle>(m, "Work", "An operation on a stream.", nb::is_weak_referenceable())
+        .def("wait", &WorkHandle::wait, nb::arg("timeout").none() = nb::none(), locked)
+        .def("_settle", &WorkHandle::settle, nb::arg("timeout"), locked)
+        .def("done", &WorkHandle::done, locked)
+        .def("__repr__", &WorkHandle::repr)
+        .def_prop_ro("waited", [](const WorkHandle& w) { return !w->failed_unnoticed(); })
+        // As of the messages in which no data has arrived.
+        .def_prop_ro("message", [](const WorkHandle&) { return std::tuple(kAny, kAny, 0); })
+        .def_prop_ro("cancelled", [](const WorkHandle&) { return false; })
+        .def_prop_ro("given", nothing);
     nb::class_<HostStream>(m, "HostStream", "An ordered queue of the program's own work, run by a thread.")
         .def_static("create", [] { return HostStream::create(python()); })
         .def_prop_ro("handle", &HostStream::handle)

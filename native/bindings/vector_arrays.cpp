@@ -6,6 +6,7 @@
 
 #include "plain_array.hpp"
 #include "shortcuts.hpp"
+#include "works.hpp"
 
 using namespace rankwise;
 
@@ -40,15 +41,18 @@ bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts) 
     const PlainArray x(array, false);
     const Divided into(c, out, counts, true);
     if (!x || !into || !into.goes_with(x) || into.counts[size_t(c.rank())] != x.count) return false;
-    c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), ArrayCall(into.x.bytes(), x.description()));
+    run(c, into.x.bytes(), x.description(), out, [=, &c](const CallOptions& options) {
+        c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), options);
+    });
     return into.x.written();
 }
 
 bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, nb::handle receives) {
     const Divided given(c, array, sends, false), into(c, out, receives, true);
     if (!given || !into || !into.goes_with(given.x)) return false;
-    c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype),
-                   ArrayCall(into.x.bytes(), given.x.description()));
+    run(c, into.x.bytes(), given.x.description(), out, [=, &c](const CallOptions& options) {
+        c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);
+    });
     return into.x.written();
 }
 
@@ -139,7 +143,11 @@ uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address
 
 void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
+    const auto group = nb::arg("group").none();
     comm.def("all_gather_v_array", &all_gather_v, x, out, counts)
+        .def("start_all_gather_v_array", starter(&all_gather_v), group, x, out, counts)
+        .def("start_all_to_all_v_array", starter(&all_to_all_v), group, x, nb::arg("send_counts").none(), out,
+             nb::arg("recv_counts").none())
         .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts)
         .def("gather_blocks", &gather_blocks, nb::arg("block"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
              nb::arg("sizes"))

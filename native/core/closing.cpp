@@ -27,6 +27,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         const bool interrupts = memory_->in_own_call() || (on_stream && !stream_.idle_but_for_caller());
         const auto in_progress = [&] { return memory_->in_call_of_others() || !(on_stream || stream_.idle()); };
         const bool pending = interrupts || in_progress();
+        if (pending && !on_stream) stream_.hurry();
         const auto finished = [&] {  // what is left on the stream of a failed group will not run
             return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
         };
@@ -45,6 +46,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         } catch (const Error& e) {
             trouble = e.what();
         }
+        stand_in_.stop();
         if (!stream_.close(kUserCodeTimeout))
             trouble = "a function of the program on the communicator's stream did not return and was abandoned";
         if (group_.failed()) messages_->close(0);

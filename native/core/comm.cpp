@@ -1,48 +1,15 @@
-#include "comm.hpp"
+#include "call_guard.hpp"
 
 #include <unistd.h>
 
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <numeric>
 
 #include "base/mix.hpp"
-#include "collectives/collectives.hpp"
 #include "failure/watchdog.hpp"
-#include "stream/events.hpp"
 
 namespace rankwise {
-
-namespace {
-
-ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
-    if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
-    throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
-}
-
-}  // namespace
-
-// Begins and ends a collective call.
-class Comm::CallGuard {
-public:
-    CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0, const CallOptions& options = {})
-        : comm_(comm), call_(comm.begin_call(options)) {
-        CallLog& log = comm.transport_.log;
-        if (!options.description.none()) log.describe(options.description);
-        if (comm.group_.failed()) comm.failures_.refuse(call, options);
-        log.begin(call, bytes, options);
-    }
-    ~CallGuard() {
-        comm_.transport_.ring.prefetch_next();
-        comm_.transport_.log.end();
-    }
-    Lock keep_lock() { return Lock(call_); }
-
-private:
-    Comm& comm_;
-    GroupMemory::Use call_;
-};
 
 // Begins a call after all queued operations have run.
 GroupMemory::Use Comm::begin_call(const CallOptions& options) {
@@ -54,10 +21,15 @@ GroupMemory::Use Comm::begin_call(const CallOptions& options) {
         if (!memory_->begin_locked()) throw_closed();
         return memory_->call(true);
     }
-    options.before_waiting();
-    stream_.sync(timeout());
-    if (!memory_->try_begin()) wait_for_calls();
+    if (!stream_.on_own_thread()) stream_.sync(timeout(), options);
+    begin_after_others(options);
     return memory_->call(false);
+}
+
+void Comm::begin_after_others(const CallOptions& options) {
+    if (memory_->try_begin()) return;
+    options.before_waiting();
+    wait_for_calls();
 }
 
 void Comm::wait_for_calls() {
@@ -197,7 +169,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       members_(group_.member(), group_.member() + group_.nranks), process_(group_.peers[rank].process),
       settings_(settings), failures_(transport_), transport_(*segment_, *memory_, rank, settings, failures_),
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
-      stream_(transport_.program), excluded_(size_t(group_.nranks)) {
+      stream_(transport_.program), stand_in_(*this), excluded_(size_t(group_.nranks)) {
     set_timeout(timeout);
     transport_.ring.first_timeout = this->timeout();
     group_.peers[rank].pid = segment_->record(members_[size_t(rank)]).pid.load();
@@ -258,242 +230,6 @@ std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
 std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket) {
     check_open();
     return std::make_shared<SharedBlock>(buffers_, Member{members_[size_t(rank())], process_}, bytes, ticket);
-}
-
-namespace {
-const uint8_t* bytes(const void* p) { return static_cast<const uint8_t*>(p); }
-uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }
-void copy(void* to, const void* from, size_t n) {
-    if (n && to != from) std::memmove(to, from, n);
-}
-}  // namespace
-
-void Comm::barrier(const CallOptions& options) {
-    barrier_without_sync(options);
-    messages_->sync(timeout(), options);
-}
-
-void Comm::barrier_without_sync(const CallOptions& options) {
-    CallGuard call(*this, make_call(Op::Barrier), 0, options);
-    collectives::barrier(transport_.ring);
-}
-
-// A call of a collective: checks its arguments, and describes it to the other ranks, as the table of operations says.
-// amount: a number of elements, or one for each rank.
-template <Op operation> struct Comm::Collective {
-    template <class Amount>
-    Collective(Comm& comm, const CallOptions& options, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM,
-               int root = 0)
-        : kernel(checked(comm, dtype, op, root)), item(itemsize(dtype)), blocks(comm.blocks_of(amount, item)),
-          call(comm, make_call(operation, dtype, op, root, agreed(amount)),
-               operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank()), options) {}
-
-    const ReduceKernel kernel;  // null without a reduction
-    const size_t item;
-    const Blocks blocks;  // each rank's
-    const CallGuard call;
-
-private:
-    static ReduceKernel checked(const Comm& comm, DType dtype, ReduceOp op, int root) {
-        if (row_of(operation).has & kRoot) comm.check_root(root);
-        return row_of(operation).has & kReduction ? checked_kernel(dtype, op) : nullptr;
-    }
-    static uint64_t agreed(uint64_t count) { return count; }
-    static uint64_t agreed(const Counts& counts) { return digest(counts); }
-};
-
-Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
-    check_counts(counts, "counts");
-    return Blocks(counts.data(), world_size(), item);
-}
-
-void Comm::broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options) {
-    const Collective<Op::Broadcast> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    if (transport_.n > 1) collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root);
-}
-
-void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
-    const Collective<Op::AllReduce> c(*this, options, count, dtype, op);
-    if (transport_.n > 1) collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel);
-}
-
-void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root, const CallOptions& options) {
-    const Collective<Op::Reduce> c(*this, options, count, dtype, op, root);
-    if (transport_.n > 1) collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root);
-}
-
-void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
-    const Collective<Op::AllGather> c(*this, options, count, dtype);
-    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
-}
-
-void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
-    const Collective<Op::Gather> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
-}
-
-void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
-    const Collective<Op::Scatter> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
-}
-
-void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
-                          const CallOptions& options) {
-    const Collective<Op::ReduceScatter> c(*this, options, count, dtype, op);
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
-}
-
-void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
-    const Collective<Op::AllToAll> c(*this, options, count, dtype);
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
-}
-
-Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                                   const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
-    check_root(root);
-    if (rank() == root) header.bytes();
-    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
-    if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
-        return call.keep_lock();
-    transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
-    return {};
-}
-
-// Runs `work`, a part of the current collective. If it throws, the group fails, since other ranks may have finished.
-template <class Work> auto Comm::or_fail(const Work& work) {
-    const std::string operation = name(transport_.log.op());
-    try {
-        return work();
-    } catch (const Mismatch& e) {
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), operation + ": " + e.what());
-        failures_.throw_failure(operation);
-    } catch (const std::exception& e) {
-        if (!fork_.is_child())
-            fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
-                       "gave up " + operation + ": " + e.what());
-        throw;
-    }
-}
-
-Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
-                               const CallOptions& options) {
-    check_root(root);
-    if (rank() == root) blocks_of(sizes, 1);
-    CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
-    const bool done =
-        or_fail([&] { return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root); });
-    if (!done) return call.keep_lock();
-    transport_.log.set_bytes(rank() == root ? std::accumulate(sizes.begin(), sizes.end(), uint64_t(0))
-                                            : sizes[size_t(rank())]);
-    return {};
-}
-
-void Comm::gather_sized(const void* block, size_t size, const collectives::BlockOf& block_of, int root,
-                        const CallOptions& options) {
-    check_root(root);
-    const CallGuard call(*this, make_call(Op::GatherSized, {}, {}, root), size, options);
-    or_fail([&] { collectives::gather_sized(transport_, *messages_, bytes(block), size, block_of, root, options); });
-}
-
-void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
-    const Collective<Op::AllGatherV> c(*this, options, counts, dtype);
-    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
-}
-
-void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
-                    const CallOptions& options) {
-    const Collective<Op::GatherV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
-    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
-}
-
-void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
-                     const CallOptions& options) {
-    const Collective<Op::ScatterV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
-    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
-}
-
-void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op,
-                            const CallOptions& options) {
-    const Collective<Op::ReduceScatterV> c(*this, options, counts, dtype, op);
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
-}
-
-void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
-                        const CallOptions& options) {
-    check_counts(out, "send_counts");
-    check_counts(in, "recv_counts");
-    const int n = transport_.n;
-    const size_t item = itemsize(dtype);
-    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
-    CallGuard call(*this, make_call(Op::AllToAllV, dtype), blocks_out.total(), options);
-    // The ranks exchange their counts, to check them and to agree on the number of rounds.
-    Counts all(size_t(n) * n);
-    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, uint64_t(n), sizeof(uint64_t)));
-    uint64_t largest = 0;
-    for (int from = 0; from < n; ++from)
-        for (int to = 0; to < n; ++to)
-            if (from != to) largest = std::max(largest, all[size_t(from) * n + to]);
-    for (int from = 0; from < n; ++from) {
-        const uint64_t sent = all[size_t(from) * n + rank()];
-        if (sent == in[from]) continue;
-        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                                 " elements to rank " + std::to_string(rank()) + ", which expects " +
-                                 std::to_string(in[from]);
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
-        failures_.throw_failure(name(Op::AllToAllV));
-    }
-    if (n == 1) copy(recv, send, blocks_out.size(0));
-    else collectives::all_to_all(transport_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
-}
-
-std::shared_ptr<Task> Comm::start(std::function<void()> operation, bool user_code, std::shared_ptr<void> keep) {
-    check_open();
-    return stream_.submit(std::move(operation), user_code, std::move(keep), Stream::call_site(transport_.program));
-}
-
-void Comm::record_event(uint64_t event) {
-    const OpenLease lease(*this);
-    events::mark(event);  // throws if there is no such event, before anything is queued
-    const auto check_group = [this] {
-        if (group_.failed()) failures_.throw_failure(name(Op::None));
-    };
-    events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(check_group));
-}
-
-void Comm::wait_event(uint64_t event) {
-    check_open();
-    if (const auto mark = events::mark(event); mark && !mark->succeeded())
-        stream_.submit([this, mark] { wait_for_mark(mark); });
-}
-
-// Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group
-// fails.
-void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
-    const OpenLease lease(*this);
-    const Waiter waiter(timeout());
-    const auto late = [&] { return waiter.left().count() < 0; };
-    switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
-    case Stream::Outcome::Reached: return;
-    case Stream::Outcome::Closing: return;  // no task behind it will run
-    case Stream::Outcome::Failed:
-        return abort("waited, before its next operation, for an event that can no longer be reached");
-    case Stream::Outcome::Stopped: break;
-    }
-    if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), std::to_string(rank()));
-}
-
-void Comm::sync_stream() {
-    const OpenLease lease(*this);
-    stream_.sync(timeout());
-    if (group_.failed()) failures_.throw_failure(name(Op::None));
-}
-
-void Comm::sync() {
-    sync_stream();
-    messages_->sync(timeout());
 }
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {

@@ -13,6 +13,7 @@
 #include "memory/group_memory.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"
+#include "p2p/progress_thread.hpp"
 #include "shared_block.hpp"
 #include "stream/stream.hpp"
 #include "transport/transport.hpp"
@@ -96,12 +97,16 @@ public:
     }
     // The messages that have failed, and whose error no `wait` has raised yet; each is returned once.
     std::vector<std::shared_ptr<Request>> failed_messages() { return messages_->take_failed(); }
-    // Runs `operation`, a call of one of the operations above, on this communicator's stream: in the
-    // order started, before any later blocking call. The Task's wait rethrows what it throws.
-    // user_code: it is the program's own code, which may never return. keep: what owns the memory; it stays alive with
-    // the Task.
-    std::shared_ptr<Task> start(std::function<void()> operation, bool user_code = false,
-                                std::shared_ptr<void> keep = {});
+    std::vector<std::shared_ptr<Task>> failed_operations() { return stream_.take_failed(); }
+    // Starts `call`, a call of one of the operations above with the options that it is given, without waiting for
+    // another rank. If its data travels in one step, and no more than kStarted are on their way, this rank posts it
+    // now, and `wait`, `done` or the next call completes it. Any other runs in the order started, before any later
+    // blocking call: in the thread that waits for it, or in a thread of the stream. The Task's wait rethrows what it
+    // throws. place: where the program makes the call.
+    std::shared_ptr<Task> start(std::function<void(const CallOptions&)> call, const CodePlace& place = {});
+    // Runs any function in a thread of the stream, in this order. of_program: it is the program's own code, which may
+    // never return.
+    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false, std::shared_ptr<void> keep = {});
     // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have
     // run, if the group has not failed by then. After wait_event, later operations, started or called, wait for the
     // event. A wait that exceeds the timeout, or whose event can never be reached, fails the group.
@@ -154,9 +159,27 @@ public:
 
 private:
     class CallGuard;
+    class Operation;
     template <Op operation> struct Collective;
     template <class Work> auto or_fail(const Work& work);
+    // Runs what this rank has started and left to whoever waits for it, when a peer does.
+    class StandIn final : public InBackground {
+    public:
+        explicit StandIn(Comm& comm);
+        ~StandIn();
+        void listen();
+        void stop();
+        Next advance() noexcept override;
+        bool notified() noexcept override;
+
+    private:
+        Comm& comm_;
+        ProgressThread& thread_;
+        std::atomic<bool> listens_{false};
+    };
     GroupMemory::Use begin_call(const CallOptions& options = {});
+    void begin_after_others(const CallOptions& options);
+    void complete(Started& started, const CallOptions& options);
     void wait_for_calls();
     // What is no call, but uses the group's memory.
     struct OpenLease {
@@ -191,6 +214,7 @@ private:
     Transport transport_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;
+    StandIn stand_in_;
     std::atomic<bool> closing_{false};  // close has begun: what is in progress may finish
     std::vector<std::atomic<bool>>
         excluded_;  // the ranks without which the others went on; this rank may be one of them

@@ -116,7 +116,7 @@ void new_calls_are_turned_away() {
             for (int i = 0; i < 2; ++i) part->barrier();
         });
         while (!locked) std::this_thread::yield();
-        const auto queued = part->start([&] { part->barrier(); });
+        const auto queued = part->submit([&] { part->barrier(); });
         std::thread closing([&] { CHECK(!part->close(60)); });
         while (ranks::thrown([&] { part->name_group("part"); }).empty()) std::this_thread::yield();
         CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
@@ -154,14 +154,14 @@ void closed_on_its_stream() {
         const auto part = rank.part();
         std::atomic<bool> queued{false};
         const auto since = Clock::now();
-        const auto closes = part->start(
+        const auto closes = part->submit(
             [&] {
                 while (!queued) std::this_thread::yield();
                 CHECK_EQ(bool(part->close(60)), more);
                 CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
             },
             true);
-        const auto behind = more ? part->start([&] { part->barrier(); }) : nullptr;
+        const auto behind = more ? part->submit([&] { part->barrier(); }) : nullptr;
         queued = true;
         closes->wait(60);
         if (behind) CHECK_EQ(ranks::thrown([&] { behind->wait(60); }), "Closed");

@@ -96,7 +96,7 @@ void outside(Comm&) {
 }
 
 void barrier_on_the_stream(Comm& c) {
-    const auto task = c.start([&c] { c.barrier(); });
+    const auto task = c.submit([&c] { c.barrier(); });
     outside(c);
 }
 

@@ -93,7 +93,7 @@ void call_sites(Comm& c, Program&, Program&) {
         const auto call = [&] { part->all_reduce(x, 1 + uint64_t(c.rank()), DType::I64, ReduceOp::SUM); };
         std::shared_ptr<Task> task;  // owns the error
         try {
-            if (started) task = part->start(call), task->wait(60);
+            if (started) task = part->submit(call), task->wait(60);
             else call();
             CHECK(false, "no mismatch");
         } catch (const Mismatch& e) {

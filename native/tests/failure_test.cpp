@@ -272,7 +272,7 @@ void bad_arguments_do_not_fail_the_group(Comm& c) {
 void close_waits_for_started_operations(Comm& c) {
     auto g = c.split(0, 0);
     std::vector<float> x(100'000, 1);
-    auto task = g->start([&] { g->all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM); });
+    auto task = g->submit([&] { g->all_reduce(x.data(), x.size(), DType::F32, ReduceOp::SUM); });
     CHECK(!g->close(5), "close reports nothing");
     task->wait(1);
     CHECK_EQ(x[0], float(c.world_size()));
@@ -283,7 +283,7 @@ void close_waits_for_started_operations(Comm& c) {
         CHECK_EQ(thrown([&] { g->barrier(); }), "PeerLost");
         return;
     }
-    task = g->start([&] { g->barrier(); });
+    task = g->submit([&] { g->barrier(); });
     const auto since = Clock::now();
     CHECK(g->close(0.1), "close reports that an operation was abandoned");
     CHECK(Clock::now() - since < std::chrono::seconds(20));

@@ -29,7 +29,7 @@ int main() {
         // A started operation waits until the communicator is unlocked, and does not block the owner of the lock.
         std::optional<Comm::Lock> lock(c.lock());
         float y = 1;
-        auto task = c.start([&] { c.all_reduce(&y, 1, DType::F32, ReduceOp::SUM); });
+        auto task = c.submit([&] { c.all_reduce(&y, 1, DType::F32, ReduceOp::SUM); });
         c.barrier();
         CHECK(!task->done());
         lock.reset();

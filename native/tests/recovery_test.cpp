@@ -143,7 +143,7 @@ void a_rank_is_excluded_from_what_is_pending(Comm& c) {
     auto g = c.split(0, 0);
     if (c.rank() > 0) {
         float x = 1;
-        const auto pending = g->start([&] { g->all_reduce(&x, 1, DType::F32, ReduceOp::SUM); });
+        const auto pending = g->submit([&] { g->all_reduce(&x, 1, DType::F32, ReduceOp::SUM); });
         const auto small = g->shrink({0});
         CHECK_EQ(thrown([&] { pending->wait(60); }), "PeerLost");
         CHECK_EQ(sum_of_ones(*small), float(c.world_size() - 1));

@@ -167,7 +167,7 @@ void events_order_streams(Comm& c) {
     const uint64_t ready = events::create(), reduced = events::create();
     events::record(ready, compute->handle());
     c.wait_event(ready);
-    const auto reducing = c.start([&] { c.all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM); });
+    const auto reducing = c.submit([&] { c.all_reduce(x.data(), x.size(), DType::F64, ReduceOp::SUM); });
     c.record_event(reduced);
     events::wait(compute->handle(), reduced);
     double seen = 0;
@@ -192,7 +192,7 @@ void an_event_never_reached(Comm& c) {
         g->set_timeout(0.1);
         g->wait_event(event);
     }
-    const auto work = g->start([&g] { g->barrier(); });
+    const auto work = g->submit([&g] { g->barrier(); });
     CHECK_EQ(thrown([&] { work->wait(kSoon); }), "TimedOut");
     const uint64_t after = events::create();  // recorded on a failed group, so it is never reached
     g->record_event(after);
@@ -204,7 +204,7 @@ void an_event_never_reached(Comm& c) {
 
     g = c.split(0, 0);  // the same with a group that is closed meanwhile
     g->wait_event(event);
-    const auto cancelled = g->start([&g] { g->barrier(); });
+    const auto cancelled = g->submit([&g] { g->barrier(); });
     CHECK(g->close(0.05), "close reports that an operation was abandoned");
     CHECK(thrown([&] { cancelled->wait(kSoon); }) != "");
     gate.open();
@@ -230,7 +230,7 @@ void many_threads(Comm& c) {
             const auto filled = stream.submit([&] { std::fill(x.begin(), x.end(), mine.rank() + round); });
             events::record(ready, stream.handle());
             mine.wait_event(ready);
-            const auto summed = mine.start([&] { mine.all_reduce(x.data(), x.size(), DType::I64, ReduceOp::SUM); });
+            const auto summed = mine.submit([&] { mine.all_reduce(x.data(), x.size(), DType::I64, ReduceOp::SUM); });
             mine.record_event(reduced);
             events::wait(stream.handle(), reduced);
             const auto used = stream.submit([&] { CHECK_EQ(x.back(), n * (n - 1) / 2 + int64_t(n) * round); });

@@ -49,6 +49,9 @@ inline constexpr std::chrono::microseconds kStandAside{500};
 // How many times more the idle progress thread polls, kStandAside apart. After that, the next message that nobody waits
 // for has to wake it, which takes a core from a waiting rank: an exchange of 64 KiB took 30 us so, in place of 18.
 inline constexpr int kIdlePolls = 20;
+// An operation on so many bytes that takes several steps runs beside the program from its start; a shorter one once a
+// peer or the program waits for it. To wake a thread takes some 5 us, or 15 in a virtual machine.
+inline constexpr size_t kOverlapped = 512 * KiB;
 // A thread of the streams ends when it has had none to run for so long: a program that pauses for longer can wait for
 // one to start.
 inline constexpr std::chrono::seconds kIdleThread{1};

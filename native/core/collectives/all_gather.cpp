@@ -32,17 +32,18 @@ bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv,
     });
 }
 
-void all_gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    StepRing& s = t.ring;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), piece = s.slot_bytes();
     uint8_t* own = recv + blocks.offset(s.rank);
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
     pipeline(
-        s, rounds_of(largest, piece), std::min(largest, piece), true,
-        [&](uint64_t position, uint64_t k) {
+        t, rounds_of(largest, piece), std::min(largest, piece), true, Started::kAll,
+        [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);
             const Piece here(k, piece, mine);
             if (own != send) copy_out(own + here.offset, send + here.offset, here.bytes);  // while it is in the cache
@@ -66,10 +67,12 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, mine);
-            s.await_all(step);
-            for (int p = 0; p < s.n; ++p)
-                if (p != s.rank) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-            return copy_own_block(s, own, send, mine, 0);
+            return t.finish(step, Started::kAll, [=, &s] {
+                s.await_all(step);
+                for (int p = 0; p < s.n; ++p)
+                    if (p != s.rank) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+                copy_own_block(s, own, send, mine, 0);
+            });
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
@@ -79,7 +82,7 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
         case Algorithm::SingleCopyPut:
             if (put_block(t, choice, send, recv, blocks)) return;
             continue;
-        case Algorithm::Staged: return all_gather_staged(s, send, recv, blocks);
+        case Algorithm::Staged: return all_gather_staged(t, send, recv, blocks);
         default: none_can_run(t);
         }
     }

@@ -65,16 +65,19 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
     }
 }
 
-static void all_reduce_flat(StepRing& s, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+static void all_reduce_flat(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
+    StepRing& s = t.ring;
     const size_t bytes = count * item;
-    const void* sources[kMaxRanks];
     const uint64_t position = s.reserve(bytes);
     s.await_free(position);
     std::memcpy(s.slot(s.rank, position), data, bytes);
-    s.await_all(s.post());
-    for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, position);
-    kernel(data, sources, s.n, count, s.n);
-    s.release(position);
+    const uint64_t step = s.post();
+    t.finish(step, Started::kAll, [=, &s] {
+        const void* sources[kMaxRanks];
+        s.await_all(step);
+        for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, position);
+        kernel(data, sources, s.n, count, s.n);
+    });
 }
 
 void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
@@ -84,13 +87,15 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
     for (;;) {
         switch (choice.first()) {
         case Algorithm::Inline: {
-            const void* sources[kMaxRanks];
             const uint64_t step = s.post(data, bytes);
-            s.await_all(step);
-            for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);
-            return kernel(data, sources, s.n, count, s.n);
+            return t.finish(step, Started::kAll, [=, &s] {
+                const void* sources[kMaxRanks];
+                s.await_all(step);
+                for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);
+                kernel(data, sources, s.n, count, s.n);
+            });
         }
-        case Algorithm::Flat: return all_reduce_flat(s, data, count, item, kernel);
+        case Algorithm::Flat: return all_reduce_flat(t, data, count, item, kernel);
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (reduce_in_memory(t, choice, data, bytes, item, kernel, -1)) return;

@@ -7,13 +7,16 @@
 
 namespace rankwise::collectives {
 
-static void all_to_all_inline(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    const uint64_t step = s.post(send, blocks.total());
-    s.await_all(step);
-    for (int from = 0; from < s.n; ++from) {
-        const uint8_t* there = from == s.rank ? send : s.payload(from, step);
-        if (blocks.size(0)) std::memcpy(recv + blocks.offset(from), there + blocks.offset(s.rank), blocks.size(0));
-    }
+static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, size_t block) {
+    StepRing& s = t.ring;
+    const uint64_t step = s.post(send, block * size_t(s.n));
+    t.finish(step, Started::kAll, [=, &s] {
+        s.await_all(step);
+        for (int from = 0; from < s.n; ++from) {
+            const uint8_t* there = from == s.rank ? send : s.payload(from, step);
+            if (block) std::memcpy(recv + block * size_t(from), there + block * size_t(s.rank), block);
+        }
+    });
 }
 
 // In the ranks' own memory, as in_memory.
@@ -28,13 +31,15 @@ static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, ui
     });
 }
 
-static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
                               size_t largest) {
+    StepRing& s = t.ring;
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const DividedSlot divided(s, largest);
+    if (!divided.rounds) return copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
     pipeline(
-        s, divided.rounds, divided.bytes, true,
-        [&](uint64_t position, uint64_t k) {
+        t, divided.rounds, divided.bytes, true, Started::kAll,
+        [=, &s](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, out.size(to));
@@ -42,8 +47,9 @@ static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, c
                             p.bytes);
             }
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);
+            if (k == 0) copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
             for (int i = 1; i < s.n; ++i) {
                 const int from = (s.rank + i) % s.n;
                 const Piece p(k, divided.piece, in.size(from));
@@ -51,21 +57,20 @@ static void all_to_all_staged(StepRing& s, const uint8_t* send, uint8_t* recv, c
                          p.bytes);
             }
         });
-    copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
 }
 
 void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
     StepRing& s = t.ring;
-    if (!out.equal()) return all_to_all_staged(s, send, recv, out, in, largest);
+    if (!out.equal()) return all_to_all_staged(t, send, recv, out, in, largest);
     Choice choice = chosen(t, Op::AllToAll, {largest, out.total()});
     for (;;) {
         switch (choice.first()) {
-        case Algorithm::Inline: return all_to_all_inline(s, send, recv, out);
+        case Algorithm::Inline: return all_to_all_inline(t, send, recv, out.size(0));
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (all_to_all_get(t, choice, send, recv, out)) return;
             continue;
-        case Algorithm::Staged: return all_to_all_staged(s, send, recv, out, in, largest);
+        case Algorithm::Staged: return all_to_all_staged(t, send, recv, out, in, largest);
         default: none_can_run(t);
         }
     }

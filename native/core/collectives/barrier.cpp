@@ -4,6 +4,10 @@
 
 namespace rankwise::collectives {
 
-void barrier(StepRing& s) { s.await_all(s.post()); }
+void barrier(Transport& t) {
+    StepRing& s = t.ring;
+    const uint64_t step = s.post();
+    t.finish(step, Started::kAll, [&s, step] { s.await_all(step); });
+}
 
 }  // namespace rankwise::collectives

@@ -18,18 +18,19 @@ static bool broadcast_in_memory(Transport& t, Choice& choice, uint8_t* data, siz
     });
 }
 
-static void broadcast_staged(StepRing& s, uint8_t* data, size_t bytes, int root) {
+static void broadcast_staged(Transport& t, uint8_t* data, size_t bytes, int root) {
+    StepRing& s = t.ring;
     const bool from_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
     const uint64_t rounds = rounds_of(bytes, piece);
     pipeline(
-        s, rounds, std::min(bytes, piece), from_me,
-        [&](uint64_t position, uint64_t k) {
+        t, rounds, std::min(bytes, piece), from_me, root,
+        [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
             std::memcpy(s.slot(root, position), data + p.offset, p.bytes);
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, piece, bytes);
             if (k == 0 && rounds > 1) s.await_all(step);  // compares all calls: a mismatched call must not change data
@@ -48,9 +49,10 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, from_me ? bytes : 0);
             if (from_me) return;
-            s.await_sender(root, step);
-            std::memcpy(data, s.payload(root, step), bytes);
-            return;
+            return t.finish(step, root, [=, &s] {
+                s.await_sender(root, step);
+                std::memcpy(data, s.payload(root, step), bytes);
+            });
         }
         case Algorithm::Registered:
         case Algorithm::RegisteredSplit:
@@ -58,7 +60,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
         case Algorithm::SingleCopySplit:
             if (broadcast_in_memory(t, choice, data, bytes, root)) return;
             continue;
-        case Algorithm::Staged: return broadcast_staged(s, data, bytes, root);
+        case Algorithm::Staged: return broadcast_staged(t, data, bytes, root);
         default: none_can_run(t);
         }
     }

@@ -20,7 +20,7 @@ namespace rankwise::collectives {
 using tuning::Choice;
 using tuning::Extent;
 
-void barrier(StepRing& s);
+void barrier(Transport& t);
 void broadcast(Transport& t, uint8_t* data, size_t bytes, int root);
 void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel);
 void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
@@ -58,6 +58,40 @@ bool in_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const Ow
     return true;
 }
 
+// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round
+// k, drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting. awaited:
+// the peer whose pieces this rank reads, Started::kAll, or this rank itself, if it reads none. A single piece may be
+// drained later: the functions capture by value. Not inlined: an operation's inline algorithm is faster if this is not
+// in the same function.
+template <class Fill, class Drain>
+[[gnu::noinline]] void pipeline(Transport& t, uint64_t rounds, size_t bytes, bool writes, int awaited, Fill&& fill,
+                                Drain&& drain) {
+    StepRing& s = t.ring;
+    uint64_t previous_step = 0, previous_position = 0;
+    for (uint64_t k = 0; k <= rounds; ++k) {
+        uint64_t step = 0, position = 0;
+        if (k < rounds) {
+            position = s.reserve(bytes);
+            if (writes) {
+                s.await_free(position);
+                fill(position, k);
+            }
+            step = s.post();
+        }
+        if (rounds == 1) {
+            if (awaited == t.rank) return;
+            if (!t.started) return drain(position, 0, step);
+            return t.finish(step, awaited, [=] { drain(position, 0, step); });
+        }
+        if (k > 0) {
+            drain(previous_position, k - 1, previous_step);
+            s.release(previous_position);
+        }
+        previous_step = step;
+        previous_position = position;
+    }
+}
+
 // Each other rank's share of a slot, in bytes: whole cache lines.
 inline size_t share_of_slot(const StepRing& s) { return s.slot_bytes() / size_t(std::max(1, s.n - 1)) / 64 * 64; }
 
@@ -72,6 +106,11 @@ struct DividedSlot {
         return size_t(to < from ? to : to - 1) * piece;
     }  // none for a rank's own block
 };
+
+// Whether the operation has a single step, in which a rank puts at most this many bytes into its slot (0: into the
+// header); otherwise kSeveral. Of blocks that all ranks know to be equal.
+inline constexpr size_t kSeveral = ~size_t(0);
+size_t in_one_step(const Transport& t, Op op, const Blocks& blocks);
 
 // Copies a rank's own block from the buffer it sends to the one it receives into, unless they are the same memory.
 // written: bytes of all ranks' results.

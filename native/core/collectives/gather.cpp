@@ -30,18 +30,19 @@ static bool gather_in_memory(Transport& t, Choice& choice, const uint8_t* send, 
     });
 }
 
-static void gather_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     const Copy copy_out = s.copy_for(blocks.total());
     const size_t piece = s.slot_bytes();
     pipeline(
-        s, rounds_of(largest, piece), std::min(largest, piece), !to_me,
-        [&](uint64_t position, uint64_t k) {
+        t, rounds_of(largest, piece), std::min(largest, piece), !to_me, to_me ? Started::kAll : t.rank,
+        [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
             std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;
             s.await_all(step);
             if (k == 0) copy_own_block(s, recv + blocks.offset(root), send, mine, blocks.total());
@@ -63,17 +64,18 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, to_me ? 0 : mine);
             if (!to_me) return;
-            s.await_senders(step);
-            copy_own_block(s, recv + blocks.offset(root), send, mine, 0);
-            for (int p = 0; p < s.n; ++p)
-                if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
-            return;
+            return t.finish(step, Started::kAll, [=, &s] {
+                s.await_senders(step);
+                copy_own_block(s, recv + blocks.offset(root), send, mine, 0);
+                for (int p = 0; p < s.n; ++p)
+                    if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+            });
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (gather_in_memory(t, choice, send, recv, blocks, root)) return;
             continue;
-        case Algorithm::Staged: return gather_staged(s, send, recv, blocks, root);
+        case Algorithm::Staged: return gather_staged(t, send, recv, blocks, root);
         default: none_can_run(t);
         }
     }

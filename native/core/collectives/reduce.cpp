@@ -7,16 +7,17 @@
 
 namespace rankwise::collectives {
 
-static void reduce_flat(StepRing& s, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+static void reduce_flat(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
+    StepRing& s = t.ring;
     const bool to_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     pipeline(
-        s, rounds_of(bytes, piece), std::min(bytes, piece), !to_me,
-        [&](uint64_t position, uint64_t k) {
+        t, rounds_of(bytes, piece), std::min(bytes, piece), !to_me, to_me ? Started::kAll : t.rank,
+        [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
             std::memcpy(s.slot(s.rank, position), data + p.offset, p.bytes);
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;
             const Piece p(k, piece, bytes);
             const void* sources[kMaxRanks];
@@ -36,17 +37,19 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, to_me ? 0 : bytes);
             if (!to_me) return;
-            s.await_senders(step);
-            const void* sources[kMaxRanks];
-            for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
-            return kernel(data, sources, s.n, count, s.n);
+            return t.finish(step, Started::kAll, [=, &s] {
+                s.await_senders(step);
+                const void* sources[kMaxRanks];
+                for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);
+                kernel(data, sources, s.n, count, s.n);
+            });
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (reduce_in_memory(t, choice, data, bytes, item, kernel, root)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, root);
-        case Algorithm::Flat: return reduce_flat(s, data, bytes, item, kernel, root);
+        case Algorithm::Flat: return reduce_flat(t, data, bytes, item, kernel, root);
         default: none_can_run(t);
         }
     }

@@ -7,14 +7,15 @@
 
 namespace rankwise::collectives {
 
-static void reduce_scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
+static void reduce_scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                                   ReduceKernel kernel) {
+    StepRing& s = t.ring;
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
     const DividedSlot divided(s, blocks.largest());
     pipeline(
-        s, divided.rounds, divided.bytes, true,
-        [&](uint64_t position, uint64_t k) {
+        t, divided.rounds, divided.bytes, true, Started::kAll,
+        [=, &s](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
@@ -22,7 +23,7 @@ static void reduce_scatter_staged(StepRing& s, const uint8_t* send, uint8_t* rec
                             p.bytes);
             }
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             const Piece p(k, divided.piece, mine);
             const void* sources[kMaxRanks];
             for (int from = 0; from < s.n; ++from)
@@ -41,18 +42,18 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, total);
-            const void* sources[kMaxRanks];
-            for (int r = 0; r < s.n; ++r)
-                sources[r] = (r == s.rank ? send : s.payload(r, step)) + blocks.offset(s.rank);
-            s.await_all(step);
-            if (mine) kernel(recv, sources, s.n, mine / item, s.n);
-            return;
+            return t.finish(step, Started::kAll, [=, &s, offset = blocks.offset(s.rank)] {
+                const void* sources[kMaxRanks];
+                for (int r = 0; r < s.n; ++r) sources[r] = (r == s.rank ? send : s.payload(r, step)) + offset;
+                s.await_all(step);
+                if (mine) kernel(recv, sources, s.n, mine / item, s.n);
+            });
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (reduce_scatter_in_memory(t, choice, send, recv, blocks, item, kernel)) return;
             continue;
-        case Algorithm::Staged: return reduce_scatter_staged(s, send, recv, blocks, item, kernel);
+        case Algorithm::Staged: return reduce_scatter_staged(t, send, recv, blocks, item, kernel);
         default: none_can_run(t);
         }
     }

@@ -26,14 +26,15 @@ static bool scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send,
     });
 }
 
-static void scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+static void scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
+    StepRing& s = t.ring;
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = s.copy_for(blocks.total());
     const DividedSlot divided(s, blocks.largest());
     pipeline(
-        s, divided.rounds, divided.bytes, from_me,
-        [&](uint64_t position, uint64_t k) {
+        t, divided.rounds, divided.bytes, from_me, root,
+        [=, &s](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
@@ -41,7 +42,7 @@ static void scatter_staged(StepRing& s, const uint8_t* send, uint8_t* recv, cons
                             p.bytes);
             }
         },
-        [&](uint64_t position, uint64_t k, uint64_t step) {
+        [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
             const Piece p(k, divided.piece, mine);
             if (k == 0 && divided.rounds > 1)
@@ -62,15 +63,17 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, from_me ? extent.total : 0);
-            if (!from_me) s.await_sender(root, step);
-            if (mine) std::memcpy(recv, (from_me ? send : s.payload(root, step)) + blocks.offset(s.rank), mine);
-            return;
+            if (from_me) return copy_own_block(s, recv, send + blocks.offset(s.rank), mine, 0);
+            return t.finish(step, root, [=, &s, offset = blocks.offset(s.rank)] {
+                s.await_sender(root, step);
+                if (mine) std::memcpy(recv, s.payload(root, step) + offset, mine);
+            });
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
             if (scatter_in_memory(t, choice, send, recv, blocks, root)) return;
             continue;
-        case Algorithm::Staged: return scatter_staged(s, send, recv, blocks, root);
+        case Algorithm::Staged: return scatter_staged(t, send, recv, blocks, root);
         default: none_can_run(t);
         }
     }

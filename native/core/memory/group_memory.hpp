@@ -31,6 +31,8 @@ public:
 
     // Refused after close, unless the calling thread uses the memory already.
     Use lease();
+    // No use, like one that was refused.
+    Use no_use();
     // Begins a call, which call(false) then returns, and locks out the others. Returns false if another call, or a
     // thread between its calls, has the lock.
     bool try_begin() { return begin(kLocked | kCall, kLocked | kClosed); }
@@ -113,6 +115,7 @@ private:
 };
 
 inline GroupMemory::Use GroupMemory::lease() { return Use(*this, take_lease() ? kLease : 0); }
+inline GroupMemory::Use GroupMemory::no_use() { return Use(*this, 0); }
 inline GroupMemory::Use GroupMemory::call(bool locked) { return Use(*this, locked ? kCall : kCall | kLocked); }
 
 // Refused as lease() is.

@@ -18,6 +18,7 @@ namespace rankwise {
 
 inline constexpr int kHeaders = 64;       // slot headers in a rank's ring
 inline constexpr int kAhead = 3;          // steps that a schedule may post before it awaits one
+inline constexpr int kStarted = 32;       // operations that a rank may start before it completes the first of them
 inline constexpr int kSlots = 4;          // staging slots of a rank
 inline constexpr size_t kCell = 8 << 10;  // a piece occupies a multiple of this in a slot
 inline constexpr size_t kInline = 96;     // bytes of a slot header's inline payload
@@ -55,11 +56,15 @@ struct alignas(kCacheLine) LastDescription {
     std::atomic<int64_t> dim[kDims];
 };
 
+// Whether a rank has started operations that nobody runs, and whether a peer waits for one: see Comm::StandIn.
+enum class Idle : uint32_t { None, Left, Awaited };
+
 struct alignas(kCacheLine) PeerSlot {
     SlotHeader headers[kHeaders];
     alignas(kCacheLine) std::atomic<uint32_t> notifications;  // futex: incremented to wake a sleeper in a collective
     std::atomic<uint32_t> waits_for;                          // the rank + 1 that the sleeper waits for
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
+    std::atomic<Idle> idle;                                   // an operation that it has started and that nobody runs
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
     alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank notifies its

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "base/errors.hpp"
+#include "base/policy.hpp"
 #include "sync/forks.hpp"
 
 namespace rankwise {
@@ -103,7 +104,7 @@ void wait(uint64_t stream, uint64_t event) {
 
 bool reached(uint64_t event) {
     const auto last = mark(event);
-    return !last || last->done();
+    return !last || last->ended();
 }
 
 void synchronize(uint64_t event, double timeout) {

@@ -8,6 +8,13 @@
 
 namespace rankwise {
 
+// Where in the program a call was made, to be described only if somebody asks: a part of the program, which lives as
+// long as the operation, and a position in it.
+struct CodePlace {
+    void* code = nullptr;  // null for none
+    int position = 0;
+};
+
 // The program around the engine, such as a Python interpreter. Each rank names its own when it joins (Settings); it
 // must outlive the rank's communicators. These defaults suit a program without an interpreter.
 struct Embedding {
@@ -17,6 +24,7 @@ struct Embedding {
     // Where in the program the calling thread made its call, "train.py:12", or "". Called in a thread of the program
     // when it starts an operation, or when the group of its call has failed.
     virtual std::string call_site() { return ""; }
+    virtual std::string describe(const CodePlace& /*place*/) { return ""; }
     // When a rank of this host was last stopped in a debugger. A wait that has lasted since then begins anew there, so
     // that no timeout runs meanwhile.
     virtual Clock::time_point debugged() { return {}; }
@@ -36,10 +44,13 @@ protected:
     ~ReleasedToWait() = default;
 };
 
+struct Started;
+
 // What one call takes besides its operands.
 struct CallOptions {
     Description description{};
     ReleasedToWait* lock = nullptr;  // null for none
+    Started* started = nullptr;      // the call is only started (Comm::start); null for any other
     void before_waiting() const {
         if (lock) lock->release();
     }

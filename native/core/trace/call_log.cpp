@@ -18,37 +18,33 @@ void CallLog::describe(const Description& description) {
     here.dims.store(uint32_t(description.dims), std::memory_order_relaxed);
     for (int i = 0; i < std::min(description.dims, LastDescription::kDims); ++i)
         here.dim[i].store(description.dim[i], std::memory_order_relaxed);
-    here.number.store(calls_ + 1, std::memory_order_release);
+    here.number.store(begun_ + 1, std::memory_order_release);
 }
 
 void CallLog::begin(const Call& call, uint64_t bytes, const CallOptions& options) {
-    call_ = call;
-    options_ = options;
-    ++calls_;
     const uint64_t amount = options.description.none() ? call.amount : call.amount ^ options.description.digest();
     history_ = mix(mix(history_, call.what), amount);
-    own_.calls.store(calls_, std::memory_order_relaxed);
-    bytes_ = bytes;
-    waited_ = 0;
-    traced_ = false;
+    now_ = {.call = call, .options = options, .number = ++begun_, .history = history_, .bytes = bytes, .traced = false};
+    own_.calls.store(begun_, std::memory_order_relaxed);
     if (bytes >= kTimedFrom || tracer_.measured()) enter();
 }
 
 void CallLog::enter() {
-    began_ = ticks();
-    entry_ = tracer_.begin(call_.what, group_.number, 0, calls_, bytes_, began_);
-    traced_ = true;
+    now_.began = ticks();
+    now_.entry = tracer_.begin(now_.call.what, group_.number, 0, now_.number, now_.bytes, now_.began);
+    now_.traced = true;
 }
 
 void CallLog::end() {
     trace();
-    const bool measured = tracer_.measured(), quick = bytes_ < kTimedFrom && !waited_ && !measured;
-    const uint64_t now = quick ? began_ : ticks();
-    tracer_.end(entry_, now, waited_, group_.failed() ? kFailed : 0);
-    if (measured) tracer_.count(call_.op(), now - began_, waited_, bytes_);
-    unpublished_bytes_ += bytes_;
+    const bool measured = tracer_.measured(), quick = now_.bytes < kTimedFrom && !now_.waited && !measured;
+    const uint64_t ended = quick ? now_.began : ticks();
+    tracer_.end(now_.entry, ended, now_.waited, group_.failed() ? kFailed : 0);
+    if (measured) tracer_.count(now_.call.op(), ended - now_.began, now_.waited, now_.bytes);
+    unpublished_bytes_ += now_.bytes;
     if (unpublished_bytes_ >= kTimedFrom) publish_bytes();
-    options_ = {};
+    now_.options = {};
+    now_.resumed = false;
 }
 
 void CallLog::publish_bytes() {
@@ -57,22 +53,22 @@ void CallLog::publish_bytes() {
 }
 
 void CallLog::restart_numbering() {
-    calls_ = 0;
+    begun_ = now_.number = 0;
     own_.calls.store(0, std::memory_order_relaxed);
 }
 
 CallLog::Wait::Wait(CallLog& log) : log_(log), since_(ticks()) {
     log.trace();
-    if (is_engine_thread && log.entry_) log.entry_->set(kOnStream);
+    if (is_engine_thread && log.now_.entry) log.now_.entry->set(kOnStream);
 }
 
 void CallLog::Wait::publish() {
     if (fork_.is_child()) return;
     const uint64_t now = ticks(), waited = now - since_;
     since_ = now;
-    log_.waited_ += waited;
+    log_.now_.waited += waited;
     log_.tracer_.waited(waited);
-    if (log_.entry_) log_.entry_->waited.store(log_.waited_, std::memory_order_relaxed);
+    if (TraceEntry* const entry = log_.now_.entry) entry->waited.store(log_.now_.waited, std::memory_order_relaxed);
     if (log_.unpublished_bytes_) log_.publish_bytes();
 }
 

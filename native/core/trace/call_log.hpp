@@ -11,11 +11,25 @@ public:
     // part: as in Settings.
     CallLog(Segment& segment, GroupSegment& group, int rank, bool part);
 
-    const Call& call() const { return call_; }  // the current one
-    Op op() const { return call_.op(); }
-    const CallOptions& options() const { return options_; }  // of the current call
-    uint64_t calls() const { return calls_; }                // begun so far: the number of the current one
-    uint64_t history() const { return history_; }            // digest of all calls so far
+    // What is known of one call.
+    struct Current {
+        Call call{};
+        CallOptions options{};
+        uint64_t number = 0;   // among the calls begun
+        uint64_t history = 0;  // digest of it and all calls before
+        uint64_t bytes = 0;
+        uint64_t began = 0, waited = 0;  // ticks
+        TraceEntry* entry = nullptr;
+        bool traced = true;
+        bool resumed = false;
+    };
+    const Call& call() const { return now_.call; }  // the current one
+    Op op() const { return now_.call.op(); }
+    const CallOptions& options() const { return now_.options; }
+    uint64_t calls() const { return now_.number; }  // its number
+    uint64_t history() const { return now_.history; }
+    // Whether the call has only to be completed: whoever leaves it may complete it later.
+    bool resumed() const { return now_.resumed; }
     bool part() const { return tracer_.part(); }
     void set_counted(bool now) { tracer_.set_counted(now); }
 
@@ -24,13 +38,23 @@ public:
     // A call on `bytes` of data begins.
     void begin(const Call& call, uint64_t bytes, const CallOptions& options);
     // Correct the number of bytes that begin() gave.
-    void set_bytes(uint64_t bytes) { bytes_ = bytes; }
+    void set_bytes(uint64_t bytes) { now_.bytes = bytes; }
     // Enter the call into the trace, unless it has its entry.
     void trace() {
-        if (!traced_) enter();
+        if (!now_.traced) enter();
     }
     // The call has ended, normally or by an exception.
     void end();
+    // What is left of the call is done later: the calls between may be others.
+    Current suspend() {
+        now_.options = {};
+        return now_;
+    }
+    void resume(const Current& call, const CallOptions& options) {
+        now_ = call;
+        now_.options = options;
+        now_.resumed = true;
+    }
     // All ranks have joined: number the program's operations from 1.
     void restart_numbering();
 
@@ -43,16 +67,9 @@ private:
     GroupSegment& group_;
     PeerSlot& own_;
     Tracer tracer_;
-    TraceEntry* entry_ = nullptr;  // of the current call
-    bool traced_ = true;
-    uint64_t began_ = 0;              // ticks
-    uint64_t waited_ = 0;             // ticks in the current call
-    uint64_t bytes_ = 0;              // of the current call
-    uint64_t unpublished_bytes_ = 0;  // not yet added to the rank's record
-    Call call_{};
-    CallOptions options_{};
-    uint64_t history_ = 0;
-    uint64_t calls_ = 0;
+    Current now_;
+    uint64_t unpublished_bytes_ = 0;    // not yet added to the rank's record
+    uint64_t history_ = 0, begun_ = 0;  // of all calls
 };
 
 // Measures a wait that did not end within the first polls, and publishes its duration for observers.

@@ -6,8 +6,8 @@ namespace rankwise {
 
 StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures,
                    Embedding& program)
-    : rank(rank), n(memory.group().nranks), group_(memory.group()), log_(log), failures_(failures), program_(program),
-      heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
+    : rank(rank), n(memory.group().nranks), segment_(segment), group_(memory.group()), log_(log), failures_(failures),
+      program_(program), heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
       staging_(group_.base() + group_.staging), slot_bits_(std::countr_zero(slot_bytes_)) {}
 
 void StepRing::commit_slot(uint64_t position) {
@@ -47,6 +47,21 @@ void StepRing::wake_sleepers() {
     }
 }
 
+bool StepRing::leave_operation() {
+    group_.peers[rank].idle.store(Idle::Left);
+    if (!group_.sleepers.load()) return false;
+    for (int p = 0; p < n; ++p)
+        if (group_.peers[p].waits_for.load() == uint32_t(rank) + 1) return true;
+    return false;
+}
+
+// The peer may have started the awaited operation and be busy with something else.
+void StepRing::call_for_operation(int peer) {
+    Idle left = Idle::Left;
+    if (group_.peers[peer].idle.load() == left && group_.peers[peer].idle.compare_exchange_strong(left, Idle::Awaited))
+        futex_notify(segment_.record(group_.member()[peer]).progress_notifications);
+}
+
 // If two ranks run on one core although each could have its own, the waiting rank moves away. The scheduler tends to
 // place a thread on the core of the thread that woke it, and two ranks that spin on one core wait for each other's time
 // slices.
@@ -82,6 +97,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
+        call_for_operation(peer);
         for (int p = 0; p < n; ++p)  // the awaited peer may wait forever for a peer that left before this call
             if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.lost(p);
         timed.publish();
@@ -91,7 +107,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
                 {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
             failures_.timed_out(value);
     } catch (const Interrupted&) {
-        if (!announcement.fork.is_child())
+        if (!log_.resumed() && !announcement.fork.is_child())
             fail_group(group_, Cause::PeerLost, rank, log_.calls(),
                        std::string("was interrupted in ") + name(log_.op()));
         throw;

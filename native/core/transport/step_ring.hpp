@@ -2,9 +2,12 @@
 //
 // All ranks of a group run the same schedule of steps. post() announces this rank's next step; await() waits for a
 // peer's step and compares the two ranks' calls. Posting a step also acknowledges everything that this rank released
-// before, and every step more than kAhead earlier. So a header or a slot may be overwritten once every peer has posted
-// far enough: release() records how far that is for a slot, and await_free() waits for it. No message is sent only to
-// acknowledge another.
+// before, every step more than kStarted earlier, and what an operation of one step has put into a slot, once the slot
+// after the next is in use. So a header or a slot may be overwritten once every peer has posted far enough: for a slot,
+// the ring records how far that is, and await_free() waits for it. No message is sent only to acknowledge another.
+//
+// An operation of one step can be started and completed later: it posts its step, and others follow, before it awaits
+// the peers'. may_start() keeps within what those acknowledgements allow.
 //
 // If a peer does not arrive, await() throws: the peer died or left, it made a different call, the group failed, the
 // deadline passed, or the embedding interrupted the wait.
@@ -23,7 +26,8 @@
 
 namespace rankwise {
 
-static_assert(kHeaders > kAhead + 2, "a header is overwritten once the peers are kAhead + 2 steps past it");
+static_assert(kHeaders > kStarted + 2 && kStarted > kAhead,
+              "a header is overwritten once the peers are kStarted + 2 steps past it");
 static_assert(std::has_single_bit(unsigned(kSlots)), "positions in the staging are masked");
 static_assert(kSlots > kAhead, "each step in flight may have a slot, and one more is filled meanwhile");
 static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCell == 0, "cells divide a slot");
@@ -44,8 +48,8 @@ public:
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         assert(bytes <= kInline);
         const uint64_t step = next_++;
-        // This header's previous step is kHeaders back; its readers have finished once they are kAhead past it.
-        if (step >= kHeaders) await_value_all(step - kHeaders + kAhead + 2);
+        // This header's previous step is kHeaders back; its readers have finished once they are kStarted past it.
+        if (step >= kHeaders) await_value_all(step - kHeaders + kStarted + 2);
         SlotHeader& header = group_.peers[rank].headers[step % kHeaders];
         header.set_call(log_.history(), log_.call());
         if (bytes) std::memcpy(header.payload, payload, bytes);
@@ -101,10 +105,11 @@ public:
     // sender can be three slots full of them ahead of the receivers.
     uint64_t reserve(size_t bytes) {
         assert(bytes <= slot_bytes());
-        const uint64_t slot = slot_bytes(), room = std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell;
-        if ((position_ & (slot - 1)) == 0 || (position_ & (slot - 1)) + room > slot) {  // the next slot
+        const uint64_t slot = slot_bytes(), room = room_for(bytes);
+        if (enters_slot(room)) {
             position_ = (position_ + slot - 1) & ~(slot - 1);
             await_free_at_[slot_of(position_)] = free_at_[slot_of(position_)];
+            free_at_[slot_of(position_ - 2 * slot)] = next_ + 1;  // only what is released later is still being read
         }
         return std::exchange(position_, position_ + room);
     }
@@ -119,8 +124,32 @@ public:
         if (!committed_[slot_of(position)]) commit_slot(position);
         await_value_all(await_free_at_[slot_of(position)]);
     }
-    // This rank has finished reading at that position; its next post announces it.
+    // In an operation of several steps: this rank has finished reading at that position; its next post announces it.
     void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
+
+    // Whether this rank may start an operation of one step, with a piece of so many bytes (0: none), without waiting
+    // for a peer.
+    bool may_start(size_t bytes) const {
+        if (last_started_ - first_started_ >= kStarted) return false;
+        if (next_ >= kHeaders && !reached_by_all(next_ - kHeaders + kStarted + 2)) return false;
+        if (!bytes) return true;
+        const bool enters = enters_slot(room_for(bytes));
+        const uint64_t slot = number_of((position_ + (enters ? slot_bytes() - 1 : 0)));
+        if (first_started_ != last_started_ && slot > started_in_[first_started_ % kStarted] + 1) return false;
+        return reached_by_all((enters ? free_at_ : await_free_at_)[slot % kSlots]);
+    }
+    // The operation whose step was posted last is completed later; and the first of those has been.
+    void started() { started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0; }
+    void completed() { ++first_started_; }
+    // This rank leaves an operation to whoever waits for it. Returns whether a peer does already.
+    bool leave_operation();
+    // Whether that step of a peer, or of all peers, is there.
+    bool arrived(int peer, uint64_t step) const { return reached(peer, step + 1); }
+    bool all_arrived(uint64_t step) const {
+        for (int p = 0; p < n; ++p)
+            if (p != rank && !arrived(p, step)) return false;
+        return true;
+    }
 
     // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to
     // use.
@@ -128,7 +157,22 @@ public:
     Copy copy_for(size_t written) const { return rankwise::copy_for(non_temporal(written)); }
 
 private:
-    size_t slot_of(uint64_t position) const { return (position >> slot_bits_) % kSlots; }
+    uint64_t number_of(uint64_t position) const { return position >> slot_bits_; }  // of the slot, which only grows
+    size_t slot_of(uint64_t position) const { return number_of(position) % kSlots; }
+    static uint64_t room_for(size_t bytes) { return std::max<uint64_t>(1, (bytes + kCell - 1) / kCell) * kCell; }
+    bool enters_slot(uint64_t room) const {
+        const uint64_t used = position_ & (slot_bytes() - 1);
+        return used == 0 || used + room > slot_bytes();
+    }
+    bool reached(int peer, uint64_t value) const {
+        return group_.peers[peer].headers[(value - 1) % kHeaders].seq.load(std::memory_order_acquire) >= value;
+    }
+    bool reached_by_all(uint64_t value) const {
+        if (seen_ >= value) return true;
+        for (int p = 0; p < n; ++p)
+            if (p != rank && !reached(p, value)) return false;
+        return true;
+    }
     void await_value(int peer, uint64_t value) {
         std::atomic<uint64_t>& seq = group_.peers[peer].headers[(value - 1) % kHeaders].seq;
         if (seq.load(std::memory_order_acquire) >= value) return;
@@ -148,7 +192,9 @@ private:
     void move_to_own_core(int peer);
     void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void wake_sleepers();
+    void call_for_operation(int peer);
 
+    Segment& segment_;
     GroupSegment& group_;
     CallLog& log_;
     Failures& failures_;
@@ -158,38 +204,15 @@ private:
     const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them
     uint8_t* const staging_;
     WaitPolicy policy_ = WaitPolicy::when(true);
-    uint64_t next_ = 0;      // the step that the next post announces
-    uint64_t seen_ = 0;      // every peer has posted at least this many steps
-    uint64_t position_ = 0;  // of the next piece
+    uint64_t next_ = 0;                              // the step that the next post announces
+    uint64_t seen_ = 0;                              // every peer has posted at least this many steps
+    uint64_t position_ = 0;                          // of the next piece
+    uint64_t first_started_ = 0, last_started_ = 0;  // of the operations that are to be completed
+    uint64_t started_in_[kStarted] = {};             // the slot that was in use when each began
     const int slot_bits_;
     uint64_t free_at_[kSlots] = {};  // steps that each peer must have posted before all have read the slot's content
     uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
     bool committed_[kSlots] = {};          // this rank's slots that have memory
 };
-
-// Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round
-// k, drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting. Not
-// inlined: an operation's inline algorithm is faster if this is not in the same function.
-template <class Fill, class Drain>
-[[gnu::noinline]] void pipeline(StepRing& s, uint64_t rounds, size_t bytes, bool writes, Fill&& fill, Drain&& drain) {
-    uint64_t previous_step = 0, previous_position = 0;
-    for (uint64_t k = 0; k <= rounds; ++k) {
-        uint64_t step = 0, position = 0;
-        if (k < rounds) {
-            position = s.reserve(bytes);
-            if (writes) {
-                s.await_free(position);
-                fill(position, k);
-            }
-            step = s.post();
-        }
-        if (k > 0) {
-            drain(previous_position, k - 1, previous_step);
-            s.release(previous_position);
-        }
-        previous_step = step;
-        previous_position = position;
-    }
-}
 
 }  // namespace rankwise

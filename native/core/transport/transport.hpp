@@ -1,6 +1,8 @@
 // One rank's end of a group, as collectives and messages use it.
 #pragma once
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_memory.hpp"
@@ -10,6 +12,17 @@
 #include "transport/step_ring.hpp"
 
 namespace rankwise {
+
+// An operation of one step that has been started, and what is left to do once the awaited peers have posted that step.
+struct Started {
+    static constexpr int kAll = -1;
+    uint64_t step = 0;
+    int awaited = kAll;  // a peer, or all
+    std::function<void()> finish;
+    CallLog::Current call;
+    bool refused = false;  // it cannot be started now
+    size_t bytes = 0;      // then: of the call
+};
 
 class alignas(kCacheLine) Transport {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
@@ -27,6 +40,15 @@ public:
     CallLog log;
     StepRing ring;
     PeerMemory memory;
+
+    Started* started = nullptr;  // the operation that runs now is only started
+    // The end of an operation of one step, which this rank has posted: now, or when somebody completes it.
+    template <class Finish> void finish(uint64_t step, int awaited, Finish&& rest) {
+        if (!started) return rest();
+        started->step = step;
+        started->awaited = awaited;
+        started->finish = std::forward<Finish>(rest);
+    }
 
     const Conditions& conditions() const { return conditions_; }
     // Called before the program's first operation.

@@ -1,0 +1,71 @@
+// Operations in progress as Python sees them, and how a call on plain arrays runs or is only started.
+#pragma once
+#include "embedding.hpp"
+#include "kept.hpp"
+
+// An operation on a stream: a Work. If Python loses it while it is pending, it goes on, and its memory stays alive.
+class WorkHandle {
+public:
+    // memory: owns what the engine uses. result: what `wait` returns.
+    WorkHandle(std::shared_ptr<rankwise::Task> task, nb::object memory, nb::object result = nb::none())
+        : task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)) {}
+    WorkHandle(WorkHandle&&) = default;
+    ~WorkHandle();
+    rankwise::Task* operator->() const { return task_.get(); }
+
+    nb::object wait(nb::handle timeout);
+    // Waits at most so long, without raising the operation's error.
+    void settle(double timeout);
+    bool done();
+    std::string repr() const;
+
+private:
+    std::shared_ptr<rankwise::Task> task_;
+    nb::object memory_, result_;
+};
+
+// While it lives, the calling thread's next call on plain arrays is only started.
+class Starting {
+public:
+    Starting() : place(python_place()), outer_(std::exchange(here, this)) {}
+    Starting(const Starting&) = delete;
+    ~Starting() { here = outer_; }
+
+    [[gnu::tls_model("initial-exec")]] static thread_local constinit Starting* here;
+    const std::pair<rankwise::CodePlace, nb::object> place;
+    std::shared_ptr<rankwise::Task> task;
+    nb::object result = nb::none();
+
+private:
+    Starting* const outer_;
+};
+
+// Makes a call on plain arrays that moves so many bytes: call(options). result: what its Work returns if it is only
+// started. `call` holds copies, and the description is that of an array that lives until the operation has ended.
+template <class Call>
+void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& description, nb::handle result, Call&& call) {
+    if (Starting* const starting = Starting::here) {
+        starting->result = nb::borrow(result);
+        starting->task = c.start(
+            [call, description](const rankwise::CallOptions& given) {
+                call(rankwise::CallOptions{description, given.lock, given.started});
+            },
+            starting->place.first);
+        return;
+    }
+    ReleaseGilToWait released(bytes);
+    call(released.options(description));
+}
+
+// A shortcut that only starts its operation: start(group, ...) returns the Work, or None if nothing was done. The Work
+// keeps the arguments and the group.
+template <class... A> auto starter(bool (*shortcut)(rankwise::Comm&, A...)) {
+    return [shortcut](rankwise::Comm& c, nb::handle group, A... args) -> std::optional<WorkHandle> {
+        Starting starting;
+        if (!shortcut(c, args...)) return std::nullopt;
+        return WorkHandle(
+            std::move(starting.task),
+            nb::make_tuple(group, starting.place.second.is_valid() ? starting.place.second : nb::none(), args...),
+            std::move(starting.result));
+    };
+}

@@ -1,0 +1,53 @@
+// How a communicator begins and ends a collective call.
+#pragma once
+#include <utility>
+
+#include "collectives/collectives.hpp"
+#include "comm.hpp"
+
+namespace rankwise {
+
+inline const uint8_t* bytes(const void* p) { return static_cast<const uint8_t*>(p); }
+inline uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }
+
+// Begins and ends a collective call; or begins one that is only started, if its single step can be posted now.
+class Comm::CallGuard {
+public:
+    // piece: as collectives::in_one_step.
+    CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0, const CallOptions& options = {},
+              size_t piece = collectives::kSeveral)
+        : comm_(comm), call_(options.started ? comm.memory_->no_use() : comm.begin_call(options)) {
+        CallLog& log = comm.transport_.log;
+        refused_ = options.started && (piece == collectives::kSeveral || !comm.transport_.ring.may_start(piece));
+        if (refused_) {
+            options.started->refused = true;
+            options.started->bytes = bytes;
+            return;
+        }
+        if (!options.description.none()) log.describe(options.description);
+        if (comm.group_.failed()) comm.failures_.refuse(call, options);
+        log.begin(call, bytes, options);
+        comm.transport_.started = options.started;
+    }
+    ~CallGuard() {
+        if (refused_) return;
+        Started* const started = std::exchange(comm_.transport_.started, nullptr);
+        if (started && started->finish) {
+            comm_.transport_.ring.started();
+            started->call = comm_.transport_.log.suspend();
+            return;
+        }
+        comm_.transport_.ring.prefetch_next();
+        comm_.transport_.log.end();
+    }
+    Lock keep_lock() { return Lock(call_); }
+    // It was to be started, and cannot be now; nothing has been done.
+    bool refused() const { return refused_; }
+
+private:
+    Comm& comm_;
+    GroupMemory::Use call_;
+    bool refused_ = false;
+};
+
+}  // namespace rankwise

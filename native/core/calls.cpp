@@ -1,0 +1,219 @@
+// The communicator's collectives: each call checks its arguments and describes itself to the other ranks.
+#include <cstring>
+#include <exception>
+#include <numeric>
+
+#include "call_guard.hpp"
+
+namespace rankwise {
+
+namespace {
+
+ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
+    if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
+    throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
+}
+
+void copy(void* to, const void* from, size_t n) {
+    if (n && to != from) std::memmove(to, from, n);
+}
+
+}  // namespace
+
+void Comm::barrier(const CallOptions& options) {
+    barrier_without_sync(options);
+    messages_->sync(timeout(), options);
+}
+
+void Comm::barrier_without_sync(const CallOptions& options) {
+    const CallGuard call(*this, make_call(Op::Barrier), 0, options, 0);
+    if (!call.refused()) collectives::barrier(transport_);
+}
+
+// A call of a collective: checks its arguments, and describes it to the other ranks, as the table of operations says.
+// amount: a number of elements, or one for each rank.
+template <Op operation> struct Comm::Collective {
+    template <class Amount>
+    Collective(Comm& comm, const CallOptions& options, const Amount& amount, DType dtype, ReduceOp op = ReduceOp::SUM,
+               int root = 0)
+        : kernel(checked(comm, dtype, op, root)), item(itemsize(dtype)), blocks(comm.blocks_of(amount, item)),
+          call(comm, make_call(operation, dtype, op, root, agreed(amount)),
+               operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank()), options,
+               options.started ? collectives::in_one_step(comm.transport_, operation, blocks) : collectives::kSeveral) {
+    }
+
+    const ReduceKernel kernel;  // null without a reduction
+    const size_t item;
+    const Blocks blocks;  // each rank's
+    const CallGuard call;
+
+private:
+    static ReduceKernel checked(const Comm& comm, DType dtype, ReduceOp op, int root) {
+        if (row_of(operation).has & kRoot) comm.check_root(root);
+        return row_of(operation).has & kReduction ? checked_kernel(dtype, op) : nullptr;
+    }
+    static uint64_t agreed(uint64_t count) { return count; }
+    static uint64_t agreed(const Counts& counts) { return digest(counts); }
+};
+
+Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
+    check_counts(counts, "counts");
+    return Blocks(counts.data(), world_size(), item);
+}
+
+void Comm::broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Broadcast> c(*this, options, count, dtype, ReduceOp::SUM, root);
+    if (c.call.refused()) return;
+    if (transport_.n > 1) collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root);
+}
+
+void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
+    const Collective<Op::AllReduce> c(*this, options, count, dtype, op);
+    if (c.call.refused()) return;
+    if (transport_.n > 1) collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel);
+}
+
+void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root, const CallOptions& options) {
+    const Collective<Op::Reduce> c(*this, options, count, dtype, op, root);
+    if (c.call.refused()) return;
+    if (transport_.n > 1) collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root);
+}
+
+void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllGather> c(*this, options, count, dtype);
+    if (c.call.refused()) return;
+    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
+}
+
+void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Gather> c(*this, options, count, dtype, ReduceOp::SUM, root);
+    if (c.call.refused()) return;
+    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
+}
+
+void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
+    const Collective<Op::Scatter> c(*this, options, count, dtype, ReduceOp::SUM, root);
+    if (c.call.refused()) return;
+    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
+}
+
+void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
+                          const CallOptions& options) {
+    const Collective<Op::ReduceScatter> c(*this, options, count, dtype, op);
+    if (c.call.refused()) return;
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+}
+
+void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllToAll> c(*this, options, count, dtype);
+    if (c.call.refused()) return;
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
+}
+
+Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
+                                   const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
+    check_root(root);
+    if (rank() == root) header.bytes();
+    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
+    if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
+        return call.keep_lock();
+    transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
+    return {};
+}
+
+// Runs `work`, a part of the current collective. If it throws, the group fails, since other ranks may have finished.
+template <class Work> auto Comm::or_fail(const Work& work) {
+    const std::string operation = name(transport_.log.op());
+    try {
+        return work();
+    } catch (const Mismatch& e) {
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), operation + ": " + e.what());
+        failures_.throw_failure(operation);
+    } catch (const std::exception& e) {
+        if (!fork_.is_child())
+            fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
+                       "gave up " + operation + ": " + e.what());
+        throw;
+    }
+}
+
+Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
+                               const CallOptions& options) {
+    check_root(root);
+    if (rank() == root) blocks_of(sizes, 1);
+    CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
+    const bool done =
+        or_fail([&] { return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root); });
+    if (!done) return call.keep_lock();
+    transport_.log.set_bytes(rank() == root ? std::accumulate(sizes.begin(), sizes.end(), uint64_t(0))
+                                            : sizes[size_t(rank())]);
+    return {};
+}
+
+void Comm::gather_sized(const void* block, size_t size, const collectives::BlockOf& block_of, int root,
+                        const CallOptions& options) {
+    check_root(root);
+    const CallGuard call(*this, make_call(Op::GatherSized, {}, {}, root), size, options);
+    or_fail([&] { collectives::gather_sized(transport_, *messages_, bytes(block), size, block_of, root, options); });
+}
+
+void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
+    const Collective<Op::AllGatherV> c(*this, options, counts, dtype);
+    if (c.call.refused()) return;
+    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
+}
+
+void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                    const CallOptions& options) {
+    const Collective<Op::GatherV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
+    if (c.call.refused()) return;
+    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
+}
+
+void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
+                     const CallOptions& options) {
+    const Collective<Op::ScatterV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
+    if (c.call.refused()) return;
+    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
+}
+
+void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op,
+                            const CallOptions& options) {
+    const Collective<Op::ReduceScatterV> c(*this, options, counts, dtype, op);
+    if (c.call.refused()) return;
+    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+}
+
+void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
+                        const CallOptions& options) {
+    check_counts(out, "send_counts");
+    check_counts(in, "recv_counts");
+    const int n = transport_.n;
+    const size_t item = itemsize(dtype);
+    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
+    const CallGuard call(*this, make_call(Op::AllToAllV, dtype), blocks_out.total(), options);
+    if (call.refused()) return;
+    // The ranks exchange their counts, to check them and to agree on the number of rounds.
+    Counts all(size_t(n) * n);
+    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, uint64_t(n), sizeof(uint64_t)));
+    uint64_t largest = 0;
+    for (int from = 0; from < n; ++from)
+        for (int to = 0; to < n; ++to)
+            if (from != to) largest = std::max(largest, all[size_t(from) * n + to]);
+    for (int from = 0; from < n; ++from) {
+        const uint64_t sent = all[size_t(from) * n + rank()];
+        if (sent == in[from]) continue;
+        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                                 " elements to rank " + std::to_string(rank()) + ", which expects " +
+                                 std::to_string(in[from]);
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
+        failures_.throw_failure(name(Op::AllToAllV));
+    }
+    if (n == 1) copy(recv, send, blocks_out.size(0));
+    else collectives::all_to_all(transport_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
+}
+
+}  // namespace rankwise

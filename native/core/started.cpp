@@ -1,0 +1,165 @@
+// Operations that a call only starts, and the communicator's stream.
+#include "call_guard.hpp"
+#include "stream/events.hpp"
+
+namespace rankwise {
+
+// A collective that has been started. Either its step is posted and it has only to be completed, or all of it is left.
+class Comm::Operation final : public Task {
+public:
+    Operation(Comm& comm, std::function<void(const CallOptions&)> call) : comm_(comm), call_(std::move(call)) {}
+    // Posts its step, if that can be done now. Returns whether it has begun.
+    bool begin() {
+        call_({.started = &started_});
+        return !started_.refused;
+    }
+    bool complete() const { return !started_.refused && !started_.finish; }
+    bool overlaps() const { return started_.bytes >= kOverlapped; }
+
+private:
+    bool for_waiters() const override { return true; }
+    bool begun() const override { return bool(started_.finish); }
+    bool ready() const override {
+        const StepRing& ring = comm_.transport_.ring;
+        return started_.awaited == Started::kAll ? ring.all_arrived(started_.step)
+                                                 : ring.arrived(started_.awaited, started_.step);
+    }
+    bool may_run() const override { return !comm_.memory_->in_own_call(); }
+    void run(const CallOptions& options) override {
+        if (begun()) return comm_.complete(started_, options);
+        if (comm_.stream_.last_not_begun()) comm_.group_.peers[comm_.rank()].idle.store(Idle::None);
+        options.before_waiting();
+        call_({});
+    }
+    std::exception_ptr interrupted() const override {
+        if (begun() || !comm_.group_.failed()) return nullptr;
+        try {
+            comm_.failures_.throw_failure(name(Op::None));
+        } catch (...) {
+            return std::current_exception();
+        }
+    }
+
+    Comm& comm_;
+    const std::function<void(const CallOptions&)> call_;
+    Started started_;
+};
+
+std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, const CodePlace& place) {
+    check_open();
+    std::string site = place.code ? "" : Stream::call_site(transport_.program);
+    auto operation = std::make_shared<Operation>(*this, std::move(call));
+    if (stream_.only_begun() && !group_.failed() && memory_->try_begin()) {
+        const GroupMemory::Use in_order = memory_->call(false);  // the queue has the order of the steps
+        if (operation->begin())
+            return operation->complete() ? Stream::settled(operation)
+                                         : stream_.enqueue(operation, std::move(site), place);
+    }
+    const bool overlaps = operation->overlaps();
+    auto task = stream_.enqueue(std::move(operation), std::move(site), place);
+    stand_in_.listen();
+    if (transport_.ring.leave_operation() || overlaps) stream_.hurry();
+    return task;
+}
+
+Comm::StandIn::StandIn(Comm& comm)
+    : comm_(comm), thread_(ProgressThread::of(*comm.segment_, comm.members_[size_t(comm.rank())])) {}
+
+Comm::StandIn::~StandIn() { stop(); }
+
+void Comm::StandIn::listen() {
+    if (!listens_.exchange(true)) thread_.listen(*this);
+}
+
+void Comm::StandIn::stop() {
+    if (!comm_.fork_.is_child() && listens_.exchange(false)) thread_.dismiss(*this);
+}
+
+bool Comm::StandIn::notified() noexcept {
+    std::atomic<Idle>& idle = comm_.group_.peers[comm_.rank()].idle;
+    return idle.load() == Idle::Awaited && idle.exchange(Idle::None) == Idle::Awaited;
+}
+
+InBackground::Next Comm::StandIn::advance() noexcept {
+    try {
+        comm_.stream_.hurry();
+    } catch (const std::exception& e) {  // the system gives no thread: no peer may wait for ever
+        comm_.abort(std::string("could not run an operation that it had started: ") + e.what());
+    }
+    return Next::Notified;
+}
+
+// The rest of an operation whose step this rank has posted.
+void Comm::complete(Started& started, const CallOptions& options) {
+    const GroupMemory::Use call = begin_call(options);
+    StepRing& ring = transport_.ring;
+    CallLog& log = transport_.log;
+    struct End {
+        StepRing& ring;
+        CallLog& log;
+        bool later = false;
+        ~End() {
+            if (later) return;
+            ring.completed();
+            ring.prefetch_next();
+            log.end();
+        }
+    } end{ring, log};
+    log.resume(started.call, options);
+    try {
+        started.finish();
+    } catch (const Interrupted&) {
+        end.later = true;
+        started.call = log.suspend();
+        throw;
+    }
+}
+
+std::shared_ptr<Task> Comm::submit(std::function<void()> body, bool of_program, std::shared_ptr<void> keep) {
+    check_open();
+    return stream_.submit(std::move(body), of_program, std::move(keep), Stream::call_site(transport_.program));
+}
+
+void Comm::record_event(uint64_t event) {
+    const OpenLease lease(*this);
+    events::mark(event);  // throws if there is no such event, before anything is queued
+    const auto check_group = [this] {
+        if (group_.failed()) failures_.throw_failure(name(Op::None));
+    };
+    events::record(event, stream_.idle() && !group_.failed() ? Stream::reached_mark() : stream_.submit(check_group));
+}
+
+void Comm::wait_event(uint64_t event) {
+    check_open();
+    if (const auto mark = events::mark(event); mark && !mark->succeeded())
+        stream_.submit([this, mark] { wait_for_mark(mark); });
+}
+
+// Runs as a task of the stream. The tasks behind it must not run unless the mark is reached, so otherwise the group
+// fails.
+void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
+    const OpenLease lease(*this);
+    const Waiter waiter(timeout());
+    const auto late = [&] { return waiter.left().count() < 0; };
+    switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
+    case Stream::Outcome::Reached: return;
+    case Stream::Outcome::Closing: return;  // no task behind it will run
+    case Stream::Outcome::Failed:
+        return abort("waited, before its next operation, for an event that can no longer be reached");
+    case Stream::Outcome::Stopped: break;
+    }
+    if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), std::to_string(rank()));
+}
+
+void Comm::sync_stream() {
+    const OpenLease lease(*this);
+    stream_.sync(timeout());
+    if (group_.failed()) failures_.throw_failure(name(Op::None));
+}
+
+void Comm::sync() {
+    sync_stream();
+    messages_->sync(timeout());
+}
+
+}  // namespace rankwise

@@ -1,0 +1,180 @@
+#include "stream/stream_core.hpp"
+
+#include <algorithm>
+
+#include "base/errors.hpp"
+#include "stream/thread_pool.hpp"
+#include "sync/waiter.hpp"
+
+namespace rankwise {
+
+thread_local const StreamCore* StreamCore::running_here = nullptr;
+
+void StreamCore::check_usable() const {
+    if (fork.is_child()) throw Closed("this stream belongs to the parent of this forked process");
+}
+
+void StreamCore::start_thread() {
+    if (thread_) return;
+    thread_pool::run([self = shared_from_this()] { self->run(); });  // run() first waits for the mutex
+    thread_ = true;
+}
+
+void StreamCore::submit(const std::shared_ptr<Task>& task) {
+    const std::lock_guard lock(mutex);
+    if (closing) throw Closed("this stream is closed");
+    if (!task->for_waiters()) start_thread();
+    task->stream_ = shared_from_this();
+    queue.push_back(task);
+    if (task->begun()) begun.fetch_add(1);
+    pending.fetch_add(1);
+}
+
+// The calling thread runs the stream, for as long as this lives.
+class StreamCore::Helping {
+public:
+    explicit Helping(StreamCore& core) : core_(core), outer_(std::exchange(running_here, &core)) {
+        core_.helped_ = true;
+    }
+    ~Helping() {
+        running_here = outer_;
+        if (core_.fork.is_child()) return;
+        core_.helped_ = false;
+        if (!core_.queue.empty() && core_.sleepers_) core_.start_thread();
+        if (core_.thread_ || core_.closing) core_.settled.notify_all();
+    }
+
+private:
+    StreamCore& core_;
+    const StreamCore* const outer_;
+};
+
+void StreamCore::help(const Task* last, bool ready_only, const CallOptions& options) {
+    std::unique_lock lock(mutex);
+    if (thread_runs_ || helped_ || closing) return;
+    const auto mine = [&](const Task& task) {
+        return task.for_waiters() && task.may_run() && (!ready_only || (task.begun() && task.ready()));
+    };
+    if (queue.empty() || !mine(*queue.front())) return;
+    const Helping helping(*this);
+    do run_first(lock, options);
+    while (lock.owns_lock() && !closing && !queue.empty() && !(last && last->ended()) && mine(*queue.front()));
+}
+
+void StreamCore::run_first(std::unique_lock<std::mutex>& lock, const CallOptions& options) {
+    current = std::move(queue.front());
+    queue.pop_front();
+    Task& task = *current;
+    const bool had_begun = task.begun();
+    std::exception_ptr interrupt;
+    lock.unlock();
+    try {
+        if (broken) task.fail(broken);
+        else task.attempt(options);
+    } catch (const Interrupted&) {
+        interrupt = std::current_exception();
+    }
+    if (!fork.is_child()) {  // in a child that the task has forked, the queue is its parent's
+        lock.lock();
+        const auto finished = std::move(current);
+        if (!task.ended()) queue.push_front(finished);
+        else {
+            if (task.failure_ && task.for_waiters() && failed.size() < tuning::kMostFailed) failed.push_back(finished);
+            if (had_begun) begun.fetch_sub(1);
+            if (pending.fetch_sub(1) == 1) settled.notify_all();
+        }
+    }
+    if (interrupt) std::rethrow_exception(interrupt);
+}
+
+void StreamCore::run() {
+    running_here = this;
+    std::unique_lock lock(mutex);
+    settled.wait(lock, [&] { return !helped_; });
+    thread_runs_ = true;
+    while (!closing && !queue.empty()) {
+        run_first(lock, {});
+        if (fork.is_child()) return;
+    }
+    thread_ = thread_runs_ = false;
+    running_here = nullptr;
+    settled.notify_all();
+}
+
+bool StreamCore::await(Task& task, double timeout, const CallOptions& options) {
+    options.before_waiting();
+    struct Sleeper {
+        StreamCore& core;
+        explicit Sleeper(StreamCore& c) : core(c) {
+            const std::lock_guard lock(core.mutex);
+            ++core.sleepers_;
+            if (!core.helped_ && !core.queue.empty()) core.start_thread();
+        }
+        ~Sleeper() {
+            if (core.fork.is_child()) return;
+            const std::lock_guard lock(core.mutex);
+            --core.sleepers_;
+        }
+    } const sleeper(*this);
+    return Waiter(timeout, program)
+        .sleep({task.state_, &task.sleepers_}, [&] { return task.ended(); }, [&] { task.check_can_wait(); });
+}
+
+void StreamCore::hurry() {
+    if (fork.is_child()) return;
+    const std::lock_guard lock(mutex);
+    if (!queue.empty() && !closing) start_thread();
+}
+
+Stream::Outcome StreamCore::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
+    using Outcome = Stream::Outcome;
+    {
+        const std::lock_guard lock(mutex);
+        awaited = mark;
+    }
+    Outcome outcome = Outcome::Stopped;
+    const auto ended = [&] {
+        if (mark->ended()) outcome = mark->succeeded() ? Outcome::Reached : Outcome::Failed;
+        else if (closing) outcome = Outcome::Closing;  // close sets `closing` before it increments the futex
+        else return stop && stop();
+        return true;
+    };
+    Waiter(kForever, Embedding::none, stop ? std::chrono::nanoseconds(kLongestSleep) : kForever)
+        .sleep({mark->state_, &mark->sleepers_}, ended, [] {});
+    const std::lock_guard lock(mutex);
+    awaited.reset();
+    return outcome;
+}
+
+bool StreamCore::close(double timeout) {
+    if (fork.is_child()) return true;
+    std::deque<std::shared_ptr<Task>> cancelled;
+    {
+        const std::lock_guard lock(mutex);
+        closing = true;
+        cancelled.swap(queue);
+        failed.clear();
+        if (awaited) {
+            awaited->state_.fetch_add(Task::kWakeUp);
+            futex_wake_all(awaited->state_);
+        }
+    }
+    const auto why =
+        std::make_exception_ptr(Closed("the stream was closed before this work, or work that it waits for, began"));
+    for (auto& task : cancelled) task->fail(why);
+    {
+        const std::lock_guard lock(mutex);
+        pending.fetch_sub(uint32_t(cancelled.size()));
+        settled.notify_all();
+    }
+    if (running_here == this) return true;  // closed by one of its own tasks
+    const auto until = Clock::now() + std::chrono::duration<double>(timeout);
+    std::unique_lock lock(mutex);
+    while (thread_ || helped_) {
+        if (!current || !current->of_program()) settled.wait(lock);
+        else if (settled.wait_until(lock, until) == std::cv_status::timeout) return false;
+    }
+    return true;
+}
+
+}  // namespace rankwise
