@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import rankwise.contract.work as contract
 from rankwise.contract.message import Arrival
 from rankwise.contract.shortcuts import Shortcuts
-from rankwise.contract.work import Work
 
 T = TypeVar("T")
 
@@ -44,12 +44,19 @@ class ReceivedBytes:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
-class Task(Work[None]):
-    """A task of a stream."""
+class Work(contract.Work[Any]):
+    """An operation on a stream. `wait` without a limit: a collective ends at its communicator's timeout."""
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until it has run; None: without limit. A collective ends at its communicator's timeout."""
+    @property
+    def waited(self) -> bool:
+        """Whether no error is left that `wait` has not raised."""
 
+    message: tuple[int, int, int]
+    """As of a Request that is not complete: (-1, -1, 0)."""
+
+    cancelled: bool
+    given: None
+    def wait(self, timeout: float | None = None) -> Any: ...
     def done(self) -> bool: ...
 
 class HostStream:
@@ -59,7 +66,7 @@ class HostStream:
     def create() -> HostStream: ...
     @property
     def handle(self) -> int: ...
-    def submit(self, function: Callable[[], None]) -> Task:
+    def submit(self, function: Callable[[], None]) -> Work:
         """Run the function after the work queued before it. It must not raise."""
 
     def idle(self) -> bool: ...
@@ -128,8 +135,8 @@ class Comm(Shortcuts):
         self, send_ptr: int, recv_ptr: int, send_counts: Sequence[int], recv_counts: Sequence[int], dtype: int
     ) -> None: ...
     # All but the barriers also take a Description. start_<name> takes the same arguments, `description` and `keep`, and
-    # returns a Task of the communicator's stream, where operations run in order, before any later blocking call.
-    def start_call(self, function: Callable[[], None]) -> Task:
+    # returns a Work of the communicator's stream, where operations run in order, before any later blocking call.
+    def start_call(self, function: Callable[[], None]) -> Work:
         """Run a Python function on the stream. It must not raise. Its own calls of this communicator run at once."""
 
     def set_counted(self, now: bool) -> None:

@@ -23,7 +23,8 @@ def _not_done(*call: object) -> bool:
     return False
 
 
-def _no_result(*call: object) -> Any:
+def nothing(*call: object) -> Any:
+    """A shortcut that is not there."""
     return None
 
 
@@ -92,7 +93,7 @@ class Shortcuts:
     scatter_v_array: Callable[..., bool] = _not_done
     """scatter_v_array(x, counts, src, out): x, counts: on src. out: may be longer than this rank's block."""
 
-    scatter_blocks: Callable[..., int | None] = _no_result
+    scatter_blocks: Callable[..., int | None] = nothing
     """scatter_blocks(blocks, sizes, src, out, room): the same for memory at addresses. sizes: on src, the bytes of
     each block. room: the bytes at `out`.
 
@@ -137,40 +138,64 @@ class Shortcuts:
     all_to_all_tensor: Callable[..., bool] = _not_done
     """all_to_all_tensor(output, input): equal parts, in rows."""
 
-    isend_array: Callable[..., Any] = _no_result
+    isend_array: Callable[..., Any] = nothing
     """isend_array(x, dst, tag, group): start the send. Returns its Work, or True if it is complete.
 
     group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
     unless `started` of the Work is True: then x is kept and the send goes on.
     """
 
-    issend_array: Callable[..., Any] = _no_result
+    issend_array: Callable[..., Any] = nothing
     """issend_array(x, dst, tag, group): likewise a synchronous send, which is complete when a receive has matched
     the message.
     """
 
-    irecv_array: Callable[..., Any] = _no_result
+    irecv_array: Callable[..., Any] = nothing
     """irecv_array(x, src, tag, group): likewise, but it always returns the Work. The Work's result is x."""
 
-    recv_array_up_to: Callable[..., tuple[int, int, int] | None] = _no_result
+    recv_array_up_to: Callable[..., tuple[int, int, int] | None] = nothing
     """recv_array_up_to(x, src, tag): receive an array that may be shorter than x, and of another dtype: (its
     source, tag and bytes).
 
     None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
     """
 
-    sendrecv_array: Callable[..., tuple[int, int, int] | None] = _no_result
+    sendrecv_array: Callable[..., tuple[int, int, int] | None] = nothing
     """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and then recv_array_up_to. None, with nothing done,
     unless x is short and is sent at once.
     """
 
-    irecv_array_up_to: Callable[..., Any] = _no_result
+    irecv_array_up_to: Callable[..., Any] = nothing
     """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that is `started`, whose result is
     None.
 
     Once it is complete, (source, tag, bytes) is its `message`. It receives whatever comes: if that is longer than x, or
     an object, x is its `given`, which is None otherwise, and `memory()` has the bytes.
     """
+
+    start_barrier: Callable[..., Any] = nothing
+    """start_barrier(group): start barrier_without_sync. Returns its Work, or None if nothing was done.
+
+    The same goes for the others: start_<name>(group, ...) starts what <name>(...) does. The Work's result is the array
+    that receives something, or None. It keeps the arrays and the group until it is complete.
+    """
+
+    start_all_reduce_array: Callable[..., Any] = nothing
+    start_reduce_array: Callable[..., Any] = nothing
+    start_broadcast_array: Callable[..., Any] = nothing
+    start_all_gather_array: Callable[..., Any] = nothing
+    start_gather_array: Callable[..., Any] = nothing
+    start_reduce_scatter_array: Callable[..., Any] = nothing
+    start_all_to_all_array: Callable[..., Any] = nothing
+    start_all_gather_parts_array: Callable[..., Any] = nothing
+    start_gather_parts_array: Callable[..., Any] = nothing
+    start_scatter_parts_array: Callable[..., Any] = nothing
+    start_all_gather_v_array: Callable[..., Any] = nothing
+    start_all_to_all_v_array: Callable[..., Any] = nothing
+
+    def failed_operations(self) -> Sequence[FailedWork]:
+        """The started operations that have failed, as failed_messages."""
+        return ()
 
     def failed_messages(self) -> Sequence[FailedWork]:
         """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""

@@ -54,7 +54,7 @@ class Collectives(GroupBase):
             >>> group.barrier()
         """
         if async_op:
-            return self._call(Call(BARRIER), None, None, async_op)
+            return self._shortcuts.start_barrier(self) or self._call(Call(BARRIER), None, None, async_op)
         self._barrier()
         if self.pending.works:
             self.pending.release_done()
@@ -98,7 +98,10 @@ class Collectives(GroupBase):
             >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
             [4.24, 5.66]
         """
-        if not async_op and self._shortcuts.all_reduce_array(x, op):
+        if async_op:
+            if work := self._shortcuts.start_all_reduce_array(self, x, op):
+                return work
+        elif self._shortcuts.all_reduce_array(x, op):
             return x
         buffer = target(x)
         if ops.is_composed(op):
@@ -120,7 +123,10 @@ class Collectives(GroupBase):
             >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
             [1, 1, 1]
         """
-        if not async_op and self._shortcuts.broadcast_array(x, src):
+        if async_op:
+            if work := self._shortcuts.start_broadcast_array(self, x, src):
+                return work
+        elif self._shortcuts.broadcast_array(x, src):
             return x
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
@@ -151,7 +157,10 @@ class Collectives(GroupBase):
             >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
             [2.0, 2.0]
         """
-        if not async_op and self._shortcuts.reduce_array(x, dst, op):
+        if async_op:
+            if work := self._shortcuts.start_reduce_array(self, x, dst, op):
+                return work
+        elif self._shortcuts.reduce_array(x, dst, op):
             return x if dst == self.rank else None
         dst = self._rank(dst, "dst")
         buffer = target(x) if dst == self.rank else source(x)
@@ -183,7 +192,10 @@ class Collectives(GroupBase):
             >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
             [[0, 0], [1, 1]]
         """
-        if not async_op and self._shortcuts.gather_array(x, dst, out):
+        if async_op:
+            if work := self._shortcuts.start_gather_array(self, x, dst, out):
+                return work
+        elif self._shortcuts.gather_array(x, dst, out):
             return out if dst == self.rank else None
         dst = self._rank(dst, "dst")
         given = source(x)
@@ -209,15 +221,17 @@ class Collectives(GroupBase):
             >>> group.all_gather(np.full(2, group.rank)).tolist()
             [[0, 0], [1, 1]]
         """
-        if not async_op:
-            into = out
-            if out is None and type(x) is np.ndarray:
-                if x.ndim < NUMPY.max_dims:
-                    into = np.empty((self.world_size, *x.shape), x.dtype)
-            elif out is None:
-                into = torch.room_for_gathered(x, self.world_size)
-            if self._shortcuts.all_gather_array(x, into):
-                return into
+        into = out
+        if out is None and type(x) is np.ndarray:
+            if x.ndim < NUMPY.max_dims:
+                into = np.empty((self.world_size, *x.shape), x.dtype)
+        elif out is None:
+            into = torch.room_for_gathered(x, self.world_size)
+        if async_op:
+            if work := self._shortcuts.start_all_gather_array(self, x, into):
+                return work
+        elif self._shortcuts.all_gather_array(x, into):
+            return into
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
         call = Call(ALL_GATHER, given.ptr, result.ptr, given.count, given.dtype)
@@ -337,7 +351,10 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
             True
         """
-        if not async_op and self._shortcuts.reduce_scatter_array(x, op, out):
+        if async_op:
+            if work := self._shortcuts.start_reduce_scatter_array(self, x, op, out):
+                return work
+        elif self._shortcuts.reduce_scatter_array(x, op, out):
             return out
         given = check_axis_0(source(x))
         if ops.is_composed(op):
@@ -377,7 +394,10 @@ class Collectives(GroupBase):
             >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
             True
         """
-        if not async_op and self._shortcuts.all_to_all_array(x, out):
+        if async_op:
+            if work := self._shortcuts.start_all_to_all_array(self, x, out):
+                return work
+        elif self._shortcuts.all_to_all_array(x, out):
             return out
         given = check_axis_0(source(x))
         world = self.world_size

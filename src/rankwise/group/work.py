@@ -53,7 +53,8 @@ class Pending:
         """Finish the works that are complete, and take the failed ones that only the communicator has."""
         for work in list(self.works.values()):
             work.done()
-        self.failed += self._comm.shortcuts.failed_messages()
+        shortcuts = self._comm.shortcuts
+        self.failed += [*shortcuts.failed_messages(), *shortcuts.failed_operations()]
 
     def raise_first(self) -> None:
         """Raise the first error of a completed work that has not been raised to the caller yet."""

@@ -28,7 +28,7 @@ from rankwise.system.settings import Settings
 
 # ---- the Works of the engine, and its receives of messages of any length ----
 
-adopt(_native.Task)
+adopt(_native.Work)
 adopt(_native.Request)
 Arrival.register(_native.Request)
 

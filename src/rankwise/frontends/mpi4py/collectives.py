@@ -331,20 +331,21 @@ def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
     return [size // item for size in sizes]
 
 
-# ---- the ways of plain arrays; each returns False, with nothing done, for anything else ----
+# ---- the ways of plain arrays ----
+#
+# Each returns False, with nothing done, for anything else. With a Starting, it returns the Work, or something false.
 
 
-def _fast_barrier(c: Context) -> bool:
-    c.barrier()
-    return True
+def _fast_barrier(c: Any) -> Any:
+    return c.barrier() or c.shortcuts is not c
 
 
-def _fast_bcast(c: Context, buf: Any, root: int = 0) -> bool:
+def _fast_bcast(c: Any, buf: Any, root: int = 0) -> Any:
     x = plain(buf)
     return x is not None and c.shortcuts.broadcast_array(x, root)
 
 
-def _fast_allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> bool:
+def _fast_allreduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
     x, given, name = _summable(recvbuf), plain(sendbuf), _engine_name(op)
     if x is None or name is None or (given is None and not in_place(sendbuf)):
         return False
@@ -461,7 +462,9 @@ def _methods(
             c.comm.call(prepare(c, *args, **options))
 
     def started(self: Messages, *args: Any, **options: Any) -> Request:
-        return Request._of(_begin(self._live(), prepare, *_kept(args, options)))
+        c = self._h or self._live()
+        work = None if fast is None else fast(c.starting, *args, **options)
+        return Request._of(work or _begin(c, prepare, *_kept(args, options)))
 
     def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
         c = self._live()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
+from rankwise.contract.shortcuts import nothing
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
@@ -15,6 +17,32 @@ from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.waiting import GROUPS
 
 TAG_UB = 2**31 - 1
+
+
+class Starting:
+    """A Context whose shortcuts, and barrier, only start the operation and return its Work, or None."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.shortcuts = group.rank, self
+        shortcuts = group.comm.shortcuts
+        self.barrier = partial(shortcuts.start_barrier, group)
+        for name in _STARTED:
+            setattr(self, name, partial(getattr(shortcuts, f"start_{name}", nothing), group))
+
+
+_STARTED = (
+    "all_reduce_array",
+    "reduce_array",
+    "broadcast_array",
+    "all_gather_parts_array",
+    "gather_parts_array",
+    "scatter_parts_array",
+    "all_to_all_array",
+    "all_gather_v_array",
+    "all_to_all_v_array",
+    "gather_v_array",
+    "scatter_v_array",
+)
 
 
 class Context:
@@ -28,6 +56,7 @@ class Context:
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
         self.barrier = group._barrier
+        self.starting = Starting(group)
         group.trusting = CODEC
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
