@@ -79,6 +79,8 @@ def test_received_arrays_own_their_memory() -> None:
             group.broadcast_object(arrays if group.rank == 0 else None),
             group.broadcast_object([Exception(), arrays] if group.rank == 0 else None, allow_pickle=True)[1],
             *group.all_gather_object(arrays),
+            *(group.gather_object(arrays) or []),
+            group.recv_object(1 - group.rank) if group.rank else group.send_object(arrays, 1) or [],
         ):
             for x in got:
                 assert x.flags.writeable

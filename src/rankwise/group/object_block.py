@@ -20,8 +20,7 @@ from rankwise.group.encoding import CONSTRUCTOR, Bytes, decode, encode
 
 ALIGNMENT = 64  # bytes: a cache line, and enough for any element
 
-PICKLE = 0x80
-"""The first byte of a pickle."""
+_PICKLE = 0x80
 
 
 Parts: TypeAlias = Sequence[Any]
@@ -79,8 +78,10 @@ def _from_block(block: Any, rank: int) -> tuple[Any, list[Bytes]]:
     if isinstance(block, bytes) and block[:1] == b"\x80":
         return block, []
     memory: Bytes = np.frombuffer(block, np.uint8)
-    if memory.size and memory[0] == PICKLE:
+    if memory.size and memory[0] == _PICKLE:
         return memory, []
+    if not memory.flags.writeable:  # a short block, which comes as bytes; arrays will use the memory
+        memory = memory.copy()
     count = int(memory[:8].view(np.uint64)[0]) >> 8 if memory.size >= 8 else 0
     if not 0 < count <= memory.size // 8 - 1:
         raise ValueError(f"rank {rank} sent an invalid object: the table of its parts is invalid")

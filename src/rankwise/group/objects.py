@@ -15,7 +15,7 @@ from rankwise.contract.communicator import Collectives
 from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, Call
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
-from rankwise.group.object_block import PICKLE, TRUSTING, Codec, Parts, aligned, assemble, length_of
+from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
 
 T = TypeVar("T")
 First: TypeAlias = "T | Callable[[], T]"
@@ -156,9 +156,7 @@ class ObjectCollectives(GroupBase):
         """Send objs[i] to rank i; returns what all ranks have sent here."""
         codec = self._codec(allow_pickle)
         if (quick := self._shortcuts.exchange_objects_plain) is not None:
-            found = quick(objs, codec, codec.constructor, self._exchange_rest)
-            if found is not NotImplemented:
-                return found  # type: ignore[no-any-return]
+            return quick(objs, codec, codec.constructor, self._exchange_rest)  # type: ignore[no-any-return]
 
         def body() -> list[Any]:
             sent = [codec.encode(obj) for obj in objs]
@@ -293,7 +291,7 @@ def _contents(blocks: Any) -> list[bytes | int]:
 
 
 _QUICK = 16 << 10
-"""A pickle that takes at most so many bytes is decoded from bytes, which is the quickest (see Codec.read)."""
+"""An object that takes at most so many bytes is decoded from bytes, which is the quickest (see Codec.read)."""
 
 
 def _long(found: Sequence[bytes | int]) -> list[int]:
@@ -306,4 +304,4 @@ def _put_long(found: list[Any], memory: Any, counts: Sequence[int]) -> None:
     for rank, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
         if count:
             block = memory[end - count : end - count + found[rank]]
-            found[rank] = block.tobytes() if count <= _QUICK and block[0] == PICKLE else block
+            found[rank] = block.tobytes() if count <= _QUICK else block
