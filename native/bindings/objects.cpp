@@ -181,34 +181,40 @@ struct ObjectBlock {
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
 
-// Blocks with one object for each rank. sent: also receives the objects in parts.
-std::vector<ObjectBlock> blocks_for_all(const nb::tuple& objects, nb::handle codec, nb::list& sent) {
+// One object for each rank. sent: also receives the objects in parts.
+std::vector<Encoded> encode_all(const nb::tuple& objects, nb::handle codec, nb::list& sent) {
     std::vector<Encoded> encoded;
+    for (nb::handle object : objects) sent.append(encoded.emplace_back(object, codec).list);
+    return encoded;
+}
+
+std::vector<ObjectBlock> blocks_of(const std::vector<Encoded>& encoded) {
     uint64_t longest = 0;
-    for (nb::handle object : objects) {
-        longest = std::max(longest, encoded.emplace_back(object, codec).bytes);
-        sent.append(encoded.back().list);
-    }
+    for (const Encoded& each : encoded) longest = std::max(longest, each.bytes);
     std::vector<ObjectBlock> blocks(encoded.size());
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i].set(encoded[i], longest);
     return blocks;
 }
 
-// The objects of all ranks' blocks; or, if some are long or more than the constructor allows, what rest(found) makes of
-// the list of the encoded objects and the lengths of the long ones.
+nb::list contents(const std::vector<ObjectBlock>& blocks) {
+    nb::list found;
+    for (const ObjectBlock& each : blocks) found.append(each.get());
+    return found;
+}
+
+// The objects of all ranks. found: each one encoded, or, if it is long, its length; rest(found) completes what is long
+// or more than the constructor allows.
 template <class Rest>
-nb::object objects_in(const Comm& c, const std::vector<ObjectBlock>& blocks, nb::handle constructor, const Rest& rest) {
-    const bool all_fit = std::all_of(blocks.begin(), blocks.end(),
-                                     [](const ObjectBlock& each) { return ObjectBlock::fits(each.longest); });
-    nb::list objects, found;
-    for (const ObjectBlock& each : blocks) {
-        nb::object object = all_fit ? each.load(constructor, &each - blocks.data() == c.rank()) : not_implemented();
+nb::object objects_in(const Comm& c, const nb::list& found, nb::handle constructor, const Rest& rest) {
+    nb::list objects;
+    const bool all_here =
+        std::all_of(found.begin(), found.end(), [](nb::handle each) { return nb::isinstance<nb::bytes>(each); });
+    for (size_t rank = 0; all_here && rank < found.size(); ++rank) {
+        const nb::object object = int(rank) == c.rank() ? load(found[rank]) : load_allowed(found[rank], constructor);
         if (object.is(not_implemented())) break;
         objects.append(object);
     }
-    if (objects.size() == blocks.size()) return objects;
-    for (const ObjectBlock& each : blocks) found.append(each.get());
-    return rest(found);
+    return objects.size() == found.size() ? nb::object(objects) : rest(found);
 }
 
 // Encodes what this rank sends, makes the first of several calls, and then `rest` with the others; no other call comes
@@ -297,15 +303,10 @@ nb::object gather_object_at(Comm& c, nb::handle object, nb::handle to, nb::handl
     const auto gather = [&](const ArrayCall& call) { gathered.emplace(c, *mine, dst, call); };
     return in_one_call(c, encoding, gather, [&]() -> nb::object {
         if (dst != c.rank()) return nb::none();
-        nb::list found, objects;
-        for (int rank = 0; rank < c.world_size(); ++rank) {
-            const nb::object block = gathered->take(size_t(rank));
-            found.append(block);
-            if (objects.size() < size_t(rank) || !nb::isinstance<nb::bytes>(block)) continue;
-            const nb::object loaded = rank == dst ? load(block) : load_allowed(block, constructor);
-            if (!loaded.is(not_implemented())) objects.append(loaded);
-        }
-        return objects.size() == found.size() ? objects : rest(dst, codec, found, mine->list);
+        nb::list found;
+        for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered->take(size_t(rank)));
+        return objects_in(c, found, constructor,
+                          [&](const nb::list& all) { return rest(dst, codec, all, mine->list); });
     });
 }
 
@@ -335,25 +336,39 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
         c.all_gather(&block, blocks.data(), sizeof block, DType::U8, call);
     };
     return in_one_call(c, encoding, first, [&] {
-        return objects_in(c, blocks, constructor, [&](const nb::list& found) { return rest(to, codec, found, sent); });
+        return objects_in(c, contents(blocks), constructor,
+                          [&](const nb::list& found) { return rest(to, codec, found, sent); });
     });
 }
 
-// Rank r sends its objects[i] to rank i.
-nb::object exchange_objects_plain(Comm& c, nb::handle objects, nb::handle codec, nb::handle constructor,
+// Rank r sends its objects[i] to rank i. Objects that are too long for a block follow in longer ones, which are as long
+// as the longest of all.
+nb::object exchange_objects_plain(Comm& c, const nb::list& objects, nb::handle codec, nb::handle constructor,
                                   nb::handle rest) {
-    if (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())) return not_implemented();
+    const size_t n = size_t(c.world_size());
+    if (objects.size() != n) throw BadArgument("objs: expected one object for each rank");
     nb::list sent;
-    std::vector<ObjectBlock> blocks, received(size_t(c.world_size()));
+    std::vector<Encoded> encoded;
+    std::vector<ObjectBlock> received(n);
     const nb::tuple given(objects);  // another thread may change the list
     const auto first = [&](const ArrayCall& call) {
-        c.all_to_all(blocks.data(), received.data(), sizeof(ObjectBlock), DType::U8, call);
+        c.all_to_all(blocks_of(encoded).data(), received.data(), sizeof(ObjectBlock), DType::U8, call);
     };
     return in_one_call(
-        c, [&] { blocks = blocks_for_all(given, codec, sent); }, first,
+        c, [&] { encoded = encode_all(given, codec, sent); }, first,
         [&] {
-            return objects_in(c, received, constructor,
-                              [&](const nb::list& found) { return rest(codec, found, sent); });
+            nb::list found = contents(received);
+            uint64_t longest = 0;
+            for (const ObjectBlock& each : received) longest = std::max(longest, each.longest);
+            if (!ObjectBlock::fits(longest) && longest <= tuning::kShortMessage) {
+                const Memory out(n * longest), in(n * longest);
+                for (size_t to = 0; to < n; ++to) encoded[to].copy_to(out.data() + to * longest);
+                c.all_to_all(out.data(), in.data(), longest, DType::U8, ArrayCall());
+                for (size_t from = 0; from < n; ++from)
+                    found[from] =
+                        nb::bytes(in.data() + from * longest, size_t(std::min(received[from].bytes, longest)));
+            }
+            return objects_in(c, found, constructor, [&](const nb::list& all) { return rest(codec, all, sent); });
         });
 }
 
@@ -366,7 +381,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     nb::list sent;
     std::vector<ObjectBlock> blocks;
     const nb::tuple given(src == c.rank() ? objects : nb::handle(sent));  // another thread may change the list
-    const auto encoding = [&] { blocks = blocks_for_all(given, codec, sent); };
+    const auto encoding = [&] { blocks = blocks_of(encode_all(given, codec, sent)); };
     ObjectBlock block;
     const auto first = [&](const ArrayCall& call) {
         c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, call);

@@ -254,5 +254,5 @@ class Shortcuts:
 
     exchange_objects_plain: Callable[..., Any] | None = None
     """exchange_objects_plain(objs, codec, constructor, rest): send objs[i] to rank i, and return a list by rank of
-    what has come. rest(codec, found, sent).
+    what has come. It supports every list; rest(codec, found, sent).
     """
