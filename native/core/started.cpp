@@ -27,7 +27,8 @@ private:
     bool may_run() const override { return !comm_.memory_->in_own_call(); }
     void run(const CallOptions& options) override {
         if (begun()) return comm_.complete(started_, options);
-        if (comm_.stream_.last_not_begun()) comm_.group_.peers[comm_.rank()].idle.store(Idle::None);
+        comm_.group_.peers[comm_.rank()].idle.store(Idle::None);
+        if (!comm_.stream_.last_not_begun() && comm_.transport_.ring.leave_operation()) comm_.stream_.hurry();
         options.before_waiting();
         call_({});
     }

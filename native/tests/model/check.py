@@ -69,6 +69,18 @@ BROKEN_HEAP = {
     "the units behind a published block's first count as abandoned": "DEATHS=1 BREAK_CONTINUED",
 }
 
+STARTED = {
+    "started operations, one thread starts three": "OPS=3",
+    "started operations, two threads start one each": "OWNERS=2 OPS=1",
+    "started operations, two threads, a peer waits for the first": "OWNERS=2 OPS=1 PEER=1",
+}
+BROKEN_STARTED = {
+    "a peer that sleeps does not ask for what it waits for": "BREAK_CALL",
+    "who leaves an operation looks for sleepers only before": "BREAK_LOOK",
+    "who runs an operation looks for others before it says that none is left": "OWNERS=2 OPS=1 BREAK_CLEAR",
+    "a thread stops running the stream although another sleeps": "OWNERS=2 OPS=1 PEER=0 BREAK_HANDOVER",
+}
+
 LARGE = (  # make test-all runs them too
     "steps, 3 ranks, one may die",
     "agreement, 2 ranks, three in turn, one may die, deadlines",
@@ -120,6 +132,8 @@ def main(words: list[str]) -> int:
     cases += [(f"broken: {name}", "agreement.pml", macros, False) for name, macros in BROKEN_AGREEMENT.items()]
     cases += [(name, "heap.pml", macros, True) for name, macros in HEAP.items()]
     cases += [(f"broken: {name}", "heap.pml", macros, False) for name, macros in BROKEN_HEAP.items()]
+    cases += [(name, "started.pml", macros, True) for name, macros in STARTED.items()]
+    cases += [(f"broken: {name}", "started.pml", macros, False) for name, macros in BROKEN_STARTED.items()]
     if words in ([], ["--large"]):
         cases = [case for case in cases if (case[0] in LARGE) == bool(words)]
     else:
