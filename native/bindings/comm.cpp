@@ -78,10 +78,12 @@ template <class T, class Given> decltype(auto) converted(const Given& given, con
 template <class... A> auto started(void (Comm::*operation)(A...)) {
     return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> WorkHandle {
         (void(From<std::decay_t<A>>::convert(args)), ...);  // throws now what it would throw later
-        return {c.start([&c, operation, args...](const CallOptions& options) {
-                    (c.*operation)(converted<std::decay_t<A>>(args, options)...);
-                }),
-                std::move(keep)};
+        const auto [place, code] = python_place();
+        auto task =
+            c.start([&c, operation, args...](
+                        const CallOptions& options) { (c.*operation)(converted<std::decay_t<A>>(args, options)...); },
+                    place);
+        return {std::move(task), code.is_valid() ? nb::make_tuple(keep, code) : std::move(keep)};
     };
 }
 template <auto operation> void barrier(Comm& c) {

@@ -71,8 +71,10 @@ class Core:
         if not self.dispatched:
             warn_in_backward(results, call.operation.name)
         if is_async(opts) and get_ident() != self._stream:
-            keep = (results, memories)
-            return self._begun(self.comm.start(call, keep), results, None, memories)
+            inner = self.comm.start(call, (self, results, memories))
+            if hasattr(inner, "waited"):  # it keeps its memory, and tells of its failure itself
+                return self._noted(Started(inner, results, self._on_stream, self._expected))
+            return self._begun(inner, results, None, memories)
         self.collectives.run(call)
         return Done(results) if is_async(opts) else None
 
@@ -138,7 +140,9 @@ class Core:
     ) -> Work:
         """torch's Work for a pending operation. late: notifies of its completion if it is not on the stream."""
         work = ArrayWork(inner, finish or nothing, self._pending, (self, results, keep)).started()
-        started = Started(work, results, late or self._on_stream, self._expected)
+        return self._noted(Started(work, results, late or self._on_stream, self._expected))
+
+    def _noted(self, started: Started) -> Started:
         if self._together is not None:
             self._together.append(started)
         return started
