@@ -9,14 +9,14 @@ using namespace rankwise;
 
 namespace {
 
-bool all_reduce(Comm& c, nb::handle tensor, int op) {
+bool all_reduce_tensor(Comm& c, nb::handle tensor, int op) {
     const PlainArray x(tensor, true);
     if (!x || !reduce_kernel(DType(x.dtype), checked_op(op))) return false;
     c.all_reduce(x.data, x.count, DType(x.dtype), ReduceOp(op), ArrayCall(x.bytes()));
     return true;
 }
 
-bool broadcast(Comm& c, nb::handle tensor, int root) {
+bool broadcast_tensor(Comm& c, nb::handle tensor, int root) {
     const PlainArray x(tensor, true);
     if (!x || root < 0 || root >= c.world_size()) return false;
     c.broadcast(x.data, x.count, DType(x.dtype), root, ArrayCall(x.bytes()));
@@ -29,14 +29,14 @@ bool is_part(const Comm& c, const PlainArray& part, const PlainArray& whole) {
            (part.apart_from(whole) || part.data == whole.data + part.bytes() * size_t(c.rank()));
 }
 
-bool all_gather(Comm& c, nb::handle output, nb::handle input) {
+bool all_gather_tensor(Comm& c, nb::handle output, nb::handle input) {
     const PlainArray x(input, false), result(output, true);
     if (!is_part(c, x, result)) return false;
     c.all_gather(x.data, result.data, x.count, DType(x.dtype), ArrayCall(result.bytes()));
     return true;
 }
 
-bool reduce_scatter(Comm& c, nb::handle output, nb::handle input, int op) {
+bool reduce_scatter_tensor(Comm& c, nb::handle output, nb::handle input, int op) {
     const PlainArray x(input, false), result(output, true);
     if (!is_part(c, result, x) || !reduce_kernel(DType(x.dtype), checked_op(op))) return false;
     c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), ReduceOp(op), ArrayCall(x.bytes()));
@@ -44,7 +44,7 @@ bool reduce_scatter(Comm& c, nb::handle output, nb::handle input, int op) {
 }
 
 // Parts of equal size, in rows of both tensors.
-bool all_to_all(Comm& c, nb::handle output, nb::handle input) {
+bool all_to_all_tensor(Comm& c, nb::handle output, nb::handle input) {
     const PlainArray x(input, false), result(output, true);
     if (!x || !result || x.dtype != result.dtype || x.count != result.count || !x.apart_from(result)) return false;
     for (const PlainArray* each : {&x, &result})
@@ -57,9 +57,9 @@ bool all_to_all(Comm& c, nb::handle output, nb::handle input) {
 
 void bind_torch_calls(nb::class_<Comm>& comm) {
     const auto tensor = nb::arg("tensor"), output = nb::arg("output"), input = nb::arg("input"), op = nb::arg("op");
-    comm.def("all_reduce_tensor", &all_reduce, tensor, op)
-        .def("broadcast_tensor", &broadcast, tensor, nb::arg("root"))
-        .def("all_gather_tensor", &all_gather, output, input)
-        .def("reduce_scatter_tensor", &reduce_scatter, output, input, op)
-        .def("all_to_all_tensor", &all_to_all, output, input);
+    comm.def("all_reduce_tensor", &all_reduce_tensor, tensor, op)
+        .def("broadcast_tensor", &broadcast_tensor, tensor, nb::arg("root"))
+        .def("all_gather_tensor", &all_gather_tensor, output, input)
+        .def("reduce_scatter_tensor", &reduce_scatter_tensor, output, input, op)
+        .def("all_to_all_tensor", &all_to_all_tensor, output, input);
 }
