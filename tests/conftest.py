@@ -117,6 +117,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test file there are no processes and no unused shared-memory files that it did not find."""
     files, processes = shared_memory_files(), started_processes()
     yield
+    if "rankwise.group.default_group" in sys.modules:
+        left = sys.modules["rankwise.group.default_group"].current()
+        if left is not None and not left.closed:  # later tests that make one would find it
+            left.close()
+            print(f"{request.path.name} left the default group open", file=sys.__stderr__)
     if "rankwise.testing" in sys.modules:  # run_ranks keeps its rank processes for the next call
         ranks = sys.modules["rankwise.testing.ranks"]
         if not shares_ranks(request.path):
