@@ -47,7 +47,7 @@ private:
 };
 
 std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, const CodePlace& place) {
-    check_open();
+    const OpenLease lease(*this);
     std::string site = place.code ? "" : Stream::call_site(transport_.program);
     auto operation = std::make_shared<Operation>(*this, std::move(call));
     if (stream_.only_begun() && !group_.failed() && memory_->try_begin()) {
@@ -84,7 +84,7 @@ bool Comm::StandIn::notified() noexcept {
 InBackground::Next Comm::StandIn::advance() noexcept {
     try {
         comm_.stream_.hurry();
-    } catch (const std::exception& e) {  // the system gives no thread: no peer may wait for ever
+    } catch (const std::exception& e) {  // the system gives no thread: no peer may wait forever
         comm_.abort(std::string("could not run an operation that it had started: ") + e.what());
     }
     return Next::Notified;
