@@ -76,6 +76,15 @@ int position_of(PyFrameObject* frame) { return PyFrame_GetLineNumber(frame); }
 int line_at(PyCodeObject* /*code*/, int position) { return position; }
 #endif
 
+std::string line_of(void* code_, int position) {
+    auto* const code = static_cast<PyCodeObject*>(code_);
+    const char* const file = PyUnicode_AsUTF8(code->co_filename);
+    if (!file) PyErr_Clear();
+    const std::string line = std::string(file ? file : "?") + ":" + std::to_string(line_at(code, position));
+    const std::string of_library = library_line(line);
+    return of_library.empty() ? line : of_library;
+}
+
 // A waiting rank runs Python's signal handlers, and stops waiting when one of them raises.
 struct Python final : rankwise::Embedding {
     bool interrupted() override {
@@ -103,10 +112,9 @@ struct Python final : rankwise::Embedding {
 
     std::string describe(const rankwise::CodePlace& place) override {
         HoldGil gil;
-        auto* const code = static_cast<PyCodeObject*>(place.code);
-        const char* const file = PyUnicode_AsUTF8(code->co_filename);
-        if (!file) PyErr_Clear();
-        return std::string(file ? file : "?") + ":" + std::to_string(line_at(code, place.position));
+        const std::string line = line_of(place.code, place.position);
+        if (!place.library) return line;
+        return line + " (in " + line_of(place.library, place.library_position) + ")";
     }
 
     rankwise::Clock::time_point debugged() override {
@@ -171,11 +179,20 @@ std::string program_line(PyFrameObject* frame, PyCodeObject* code) {
 std::pair<rankwise::CodePlace, nb::object> python_place() {
     std::pair<rankwise::CodePlace, nb::object> found;
     if (rankwise::capi::site.file) return found;
+    auto& [place, owner] = found;
     walk_frames([&](PyFrameObject* frame, PyCodeObject* code) {
         const Origin origin = origin_of(code->co_filename);
-        if (origin == Origin::Program)
-            found = {{code, position_of(frame)}, nb::borrow(reinterpret_cast<PyObject*>(code))};
-        return origin != Origin::PassesOn;
+        if (origin == Origin::PassesOn || (origin == Origin::Library && place.code)) return false;
+        nb::object owned = nb::borrow(reinterpret_cast<PyObject*>(code));
+        if (place.code) {
+            place.library = place.code;
+            place.library_position = place.position;
+            owned = nb::make_tuple(owner, owned);
+        }
+        place.code = code;
+        place.position = position_of(frame);
+        owner = std::move(owned);
+        return origin == Origin::Program;
     });
     return found;
 }

@@ -15,8 +15,8 @@ rankwise::Embedding& python();
 // torch.distributed, or in Python's frozen modules.
 std::string program_line(PyFrameObject* frame, PyCodeObject* code);
 
-// Where the calling thread is in the program, and the code that the CodePlace refers to; none if it is in a library or
-// in C code, which call_site() describes.
+// Where the calling thread is in the program, and what owns the code that the CodePlace refers to; none if it is in C
+// code, which call_site() describes.
 std::pair<rankwise::CodePlace, nb::object> python_place();
 
 // Calls look(frame, code) for the frames of the calling thread, the innermost one first, until it returns true.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <optional>
 
 #include "kernels/kernels.hpp"
 #include "plain_array.hpp"
@@ -23,12 +24,22 @@ struct OpName {
 
 std::array<OpName, 5> op_names;  // made when the module is imported
 
-const OpName* reduction_named(nb::handle name_) {
-    if (!PyUnicode_CheckExact(name_.ptr())) return nullptr;
+// A reduction by its name or by its number.
+std::optional<ReduceOp> reduction(nb::handle op) {
+    if (PyLong_CheckExact(op.ptr())) return checked_op(nb::cast<int>(op));
+    if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;
     for (const OpName& known : op_names)
-        if (known.text == name_.ptr() || PyUnicode_Compare(known.text, name_.ptr()) == 0) return &known;
-    return nullptr;
+        if (known.text == op.ptr() || PyUnicode_Compare(known.text, op.ptr()) == 0) return known.op;
+    return std::nullopt;
 }
+
+// Arrays: the ranks compare their arrays' shapes, and autograd is notified of what is written. Torch: neither, as in
+// torch.distributed, which moves elements.
+enum class Rules : uint8_t { Arrays, Torch };
+template <Rules rules> Description described(const PlainArray& x) {
+    return rules == Rules::Arrays ? x.description() : Description{};
+}
+template <Rules rules> bool done(const PlainArray& written) { return rules == Rules::Torch || written.written(); }
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
 bool fits_gathered(const Comm& c, const PlainArray& x, const PlainArray& out) {
@@ -39,13 +50,27 @@ bool fits_gathered(const Comm& c, const PlainArray& x, const PlainArray& out) {
 bool has_parts_like(const Comm& c, const PlainArray& x, const PlainArray& out) {
     return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) && x.apart_from(out);
 }
-using Fits = bool (*)(const Comm& c, const PlainArray& x, const PlainArray& out);
+// The same where x may be this rank's part of `out`.
+bool is_part(const Comm& c, const PlainArray& x, const PlainArray& out) {
+    return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) &&
+           (x.apart_from(out) || x.data == out.data + x.bytes() * size_t(c.rank()));
+}
 bool fits_split(const Comm& c, const PlainArray& x, const PlainArray& out, bool part) {
     if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out))
         return false;
     return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) &&
            x.same_shape(out, 1, 1);
 }
+// Whether `out` is a part of x's axis 0, or as long as x.
+bool fits_part(const Comm& c, const PlainArray& x, const PlainArray& out) { return fits_split(c, x, out, true); }
+bool fits_whole(const Comm& c, const PlainArray& x, const PlainArray& out) { return fits_split(c, x, out, false); }
+bool has_this_part(const Comm& c, const PlainArray& x, const PlainArray& out) { return is_part(c, out, x); }
+// Whether both have as many elements, in rows that divide into a part for each rank.
+bool has_as_many(const Comm& c, const PlainArray& x, const PlainArray& out) {
+    const auto divides = [&](const PlainArray& each) { return each.dims() > 0 && each.dim(0) % c.world_size() == 0; };
+    return x && out && out.dtype == x.dtype && out.count == x.count && x.apart_from(out) && divides(x) && divides(out);
+}
+using Fits = bool (*)(const Comm& c, const PlainArray& x, const PlainArray& out);
 
 // What a rank contributes to a reduction in x: the elements of another array, which go there first, or x's own.
 struct Contribution {
@@ -61,16 +86,16 @@ private:
     const bool own_;
 };
 
-bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
+template <Rules rules> bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const PlainArray x(array, true);
     const Contribution mine(x, given);
-    const OpName* named = reduction_named(op);
-    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
+    const auto named = reduction(op);
+    if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
     mine.put();
-    run(c, x.bytes(), x.description(), array, [=, &c, reduce_op = named->op](const CallOptions& options) {
+    run(c, x.bytes(), described<rules>(x), array, [=, &c, reduce_op = *named](const CallOptions& options) {
         c.all_reduce(x.data, x.count, DType(x.dtype), reduce_op, options);
     });
-    return x.written();
+    return done<rules>(x);
 }
 
 bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
@@ -78,32 +103,31 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
     const Contribution mine(x, given);
-    const OpName* named = reduction_named(op);
-    if (!x || !named || !reduce_kernel(DType(x.dtype), named->op) || !mine.fits()) return false;
+    const auto named = reduction(op);
+    if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
     mine.put();
     run(c, x.bytes(), x.description(), dst == c.rank() ? array : nb::none(),
-        [=, &c, reduce_op = named->op](const CallOptions& options) {
+        [=, &c, reduce_op = *named](const CallOptions& options) {
             c.reduce(x.data, x.count, DType(x.dtype), reduce_op, dst, options);
         });
     return dst != c.rank() || x.written();
 }
 
-bool broadcast(Comm& c, nb::handle array, nb::handle from) {
+template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray x(array, true);
     if (!x || src < 0) return false;
-    run(c, x.bytes(), x.description(), array,
+    run(c, x.bytes(), described<rules>(x), array,
         [=, &c](const CallOptions& options) { c.broadcast(x.data, x.count, DType(x.dtype), src, options); });
-    return src == c.rank() || x.written();
+    return src == c.rank() || done<rules>(x);
 }
 
-// fits: fits_gathered or has_parts_like.
-template <Fits fits> bool all_gather(Comm& c, nb::handle array, nb::handle out) {
+template <Fits fits, Rules rules = Rules::Arrays> bool all_gather(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits(c, x, result)) return false;
-    run(c, result.bytes(), x.description(), out,
+    run(c, result.bytes(), described<rules>(x), out,
         [=, &c](const CallOptions& options) { c.all_gather(x.data, result.data, x.count, DType(x.dtype), options); });
-    return result.written();
+    return done<rules>(result);
 }
 
 // The general path refuses an array whose gathered result would have more dimensions than NumPy allows (32 before NumPy
@@ -121,23 +145,23 @@ template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::h
     return result.written();
 }
 
-bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
+template <Fits fits, Rules rules> bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    const OpName* named = reduction_named(op);
-    if (!named || !fits_split(c, x, result, true) || !reduce_kernel(DType(x.dtype), named->op)) return false;
-    run(c, x.bytes(), x.description(), out, [=, &c, reduce_op = named->op](const CallOptions& options) {
+    const auto named = reduction(op);
+    if (!named || !fits(c, x, result) || !reduce_kernel(DType(x.dtype), *named)) return false;
+    run(c, x.bytes(), described<rules>(x), out, [=, &c, reduce_op = *named](const CallOptions& options) {
         c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), reduce_op, options);
     });
-    return result.written();
+    return done<rules>(result);
 }
 
-bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
+template <Fits fits, Rules rules> bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    if (!fits_split(c, x, result, false)) return false;
-    run(c, x.bytes(), x.description(), out, [=, &c](const CallOptions& options) {
+    if (!fits(c, x, result)) return false;
+    run(c, x.bytes(), described<rules>(x), out, [=, &c](const CallOptions& options) {
         c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype), options);
     });
-    return result.written();
+    return done<rules>(result);
 }
 
 // The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
@@ -243,6 +267,9 @@ bool barrier(Comm& c) {
     return true;
 }
 
+constexpr auto reduce_scatter_parts = &reduce_scatter<fits_part, Rules::Arrays>;
+constexpr auto all_to_all_parts = &all_to_all<fits_whole, Rules::Arrays>;
+
 // ---- messages ----
 
 bool send_array(Comm& c, nb::handle array, nb::handle to, nb::handle label) {
@@ -263,6 +290,13 @@ bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
 
 }  // namespace
 
+const TorchShortcuts torch_shortcuts{&all_reduce<Rules::Torch>,
+                                     &broadcast<Rules::Torch>,
+                                     &all_gather<is_part, Rules::Torch>,
+                                     &reduce_scatter<has_this_part, Rules::Torch>,
+                                     &all_to_all<has_as_many, Rules::Torch>,
+                                     &barrier};
+
 void bind_shortcuts(nb::class_<Comm>& comm) {
     const std::array common{ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD};
     for (size_t i = 0; i < op_names.size(); ++i) op_names[i] = {PyUnicode_InternFromString(name(common[i])), common[i]};
@@ -270,30 +304,29 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     const auto src = nb::arg("src").none(), dst = nb::arg("dst").none(), tag = nb::arg("tag").none();
     const auto group = nb::arg("group").none();
     const auto given = nb::arg("given").none() = nb::none();
-    comm.def("all_reduce_array", &all_reduce, x, op, given)
+    comm.def("all_reduce_array", &all_reduce<Rules::Arrays>, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
-        .def("broadcast_array", &broadcast, x, src)
+        .def("broadcast_array", &broadcast<Rules::Arrays>, x, src)
         .def("all_gather_array", &all_gather<fits_gathered>, x, out)
         .def("gather_array", &gather<fits_gathered>, x, dst, out)
         .def("scatter_array", &scatter, x, src, out, nb::arg("rest"))
-        .def("reduce_scatter_array", &reduce_scatter, x, op, out)
-        .def("all_to_all_array", &all_to_all, x, out)
+        .def("reduce_scatter_array", reduce_scatter_parts, x, op, out)
+        .def("all_to_all_array", all_to_all_parts, x, out)
         .def("all_gather_parts_array", &all_gather<has_parts_like>, x, out)
         .def("gather_parts_array", &gather<has_parts_like>, x, dst, out)
         .def("scatter_parts_array", &scatter_parts, x, src, out)
         .def("send_array", &send_array, x, dst, tag)
         .def("recv_array", &recv_array, x, src, tag)
         .def("start_barrier", starter(&barrier))
-        .def("start_all_reduce_array", starter(&all_reduce), group, x, op, given)
+        .def("start_all_reduce_array", starter(&all_reduce<Rules::Arrays>), group, x, op, given)
         .def("start_reduce_array", starter(&reduce), group, x, dst, op, given)
-        .def("start_broadcast_array", starter(&broadcast), group, x, src)
+        .def("start_broadcast_array", starter(&broadcast<Rules::Arrays>), group, x, src)
         .def("start_all_gather_array", starter(&all_gather<fits_gathered>), group, x, out)
         .def("start_gather_array", starter(&gather<fits_gathered>), group, x, dst, out)
-        .def("start_reduce_scatter_array", starter(&reduce_scatter), group, x, op, out)
-        .def("start_all_to_all_array", starter(&all_to_all), group, x, out)
+        .def("start_reduce_scatter_array", starter(reduce_scatter_parts), group, x, op, out)
+        .def("start_all_to_all_array", starter(all_to_all_parts), group, x, out)
         .def("start_all_gather_parts_array", starter(&all_gather<has_parts_like>), group, x, out)
         .def("start_gather_parts_array", starter(&gather<has_parts_like>), group, x, dst, out)
         .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out)
         .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
-    bind_torch_calls(comm);
 }

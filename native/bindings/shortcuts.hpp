@@ -3,4 +3,18 @@
 
 void bind_shortcuts(nb::class_<rankwise::Comm>& comm);
 void bind_vector_arrays(nb::class_<rankwise::Comm>& comm);
-void bind_torch_calls(nb::class_<rankwise::Comm>& comm);
+void bind_torch_calls(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+
+// The shortcuts as torch.distributed calls its operations: the ranks compare no shapes, and autograd is not notified.
+struct TorchShortcuts {
+    using Handle = nb::handle;
+    bool (*all_reduce)(rankwise::Comm&, Handle x, Handle op, Handle given);
+    bool (*broadcast)(rankwise::Comm&, Handle x, Handle src);
+    bool (*all_gather)(rankwise::Comm&, Handle x, Handle out);                 // x may be this rank's part of `out`
+    bool (*reduce_scatter)(rankwise::Comm&, Handle x, Handle op, Handle out);  // `out` may be this rank's part of x
+    bool (*all_to_all)(rankwise::Comm&, Handle x, Handle out);
+    bool (*barrier)(rankwise::Comm&);
+};
+extern const TorchShortcuts torch_shortcuts;
+// Of rows; the splits are each rank's.
+bool all_to_all_rows(rankwise::Comm& c, nb::handle x, nb::handle splits, nb::handle out, nb::handle out_splits);

@@ -17,19 +17,22 @@ struct Divided {
     PlainArray x;
     Counts counts;
 
-    Divided(const Comm& c, nb::handle array, nb::handle numbers, bool writable) : x(array, writable) {
+    // unit: how many elements a number counts as one.
+    Divided(const Comm& c, nb::handle array, nb::handle numbers, bool writable, uint64_t unit = 1)
+        : x(array, writable) {
         const auto items = nb::steal(PySequence_Fast(numbers.ptr(), ""));
         const size_t ranks = size_t(c.world_size());
         for (size_t i = 0; items && PySequence_Fast_GET_SIZE(items.ptr()) == Py_ssize_t(ranks) && i < ranks; ++i) {
             const Py_ssize_t count = PyNumber_AsSsize_t(PySequence_Fast_ITEMS(items.ptr())[i], nullptr);
-            if (count < 0 || uint64_t(count) > x.count - total_) break;
-            total_ += uint64_t(count);
-            counts.push_back(uint64_t(count));
+            if (count < 0 || uint64_t(count) > (x.count - total_) / unit) break;
+            counts.push_back(uint64_t(count) * unit);
+            total_ += counts.back();
         }
         PyErr_Clear();
         complete_ = x && counts.size() == ranks;
     }
     explicit operator bool() const { return complete_; }
+    bool whole() const { return complete_ && total_ == x.count; }
     bool goes_with(const PlainArray& other) const { return x.dtype == other.dtype && x.apart_from(other); }
 
 private:
@@ -140,6 +143,21 @@ uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address
 }
 
 }  // namespace
+
+bool all_to_all_rows(Comm& c, nb::handle array, nb::handle splits, nb::handle out, nb::handle out_splits) {
+    const auto row = [](nb::handle rows) -> uint64_t {
+        const PlainArray x(rows, false);
+        return x && x.dims() > 0 && x.count ? x.count / uint64_t(x.dim(0)) : 0;
+    };
+    const uint64_t row_in = row(array), row_out = row(out);
+    if (!row_in || !row_out) return false;
+    const Divided given(c, array, splits, false, row_in), into(c, out, out_splits, true, row_out);
+    if (!given.whole() || !into.whole() || !into.goes_with(given.x)) return false;
+    run(c, into.x.bytes(), {}, nb::none(), [=, &c](const CallOptions& options) {
+        c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);
+    });
+    return true;
+}
 
 void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();

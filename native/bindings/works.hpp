@@ -30,6 +30,11 @@ public:
     Starting() : place(python_place()), outer_(std::exchange(here, this)) {}
     Starting(const Starting&) = delete;
     ~Starting() { here = outer_; }
+    // The Work of the call, which has been made; it keeps these objects, some of which may be invalid.
+    template <class... A> WorkHandle work(const A&... kept) {
+        const auto item = [](nb::handle each) { return each.is_valid() ? each : nb::handle(Py_None); };
+        return {std::move(task), nb::make_tuple(item(place.second), item(kept)...), std::move(result)};
+    }
 
     [[gnu::tls_model("initial-exec")]] static thread_local constinit Starting* here;
     const std::pair<rankwise::CodePlace, nb::object> place;
@@ -63,9 +68,6 @@ template <class... A> auto starter(bool (*shortcut)(rankwise::Comm&, A...)) {
     return [shortcut](rankwise::Comm& c, nb::handle group, A... args) -> std::optional<WorkHandle> {
         Starting starting;
         if (!shortcut(c, args...)) return std::nullopt;
-        return WorkHandle(
-            std::move(starting.task),
-            nb::make_tuple(group, starting.place.second.is_valid() ? starting.place.second : nb::none(), args...),
-            std::move(starting.result));
+        return starting.work(group, args...);
     };
 }

@@ -114,6 +114,8 @@ public:
     void wait_event(uint64_t event);
     // Waits until all operations started so far have run. Throws TimedOut, and, if the group has failed, its failure.
     void sync_stream();
+    // Whether the caller runs a task of the stream.
+    bool on_stream_thread() const { return stream_.on_own_thread(); }
     // As long as the lock lives, no other thread's call and no operation started meanwhile runs between this thread's
     // calls. May be nested.
     [[nodiscard]] Lock lock(const CallOptions& options = {});

@@ -9,10 +9,12 @@
 namespace rankwise {
 
 // Where in the program a call was made, to be described only if somebody asks: a part of the program, which lives as
-// long as the operation, and a position in it.
+// long as the operation, and a position in it; and the same of the library that the program called for it, if any.
 struct CodePlace {
     void* code = nullptr;  // null for none
     int position = 0;
+    void* library = nullptr;
+    int library_position = 0;
 };
 
 // The program around the engine, such as a Python interpreter. Each rank names its own when it joins (Settings); it

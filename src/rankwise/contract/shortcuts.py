@@ -121,22 +121,14 @@ class Shortcuts:
     all_to_all_array: Callable[..., bool] = _not_done
     """all_to_all_array(x, out)"""
 
-    all_reduce_tensor: Callable[..., bool] = _not_done
-    """all_reduce_tensor(tensor, op): as torch.distributed does it, like those below: only the elements of the arrays
-    are compared and moved, not their shapes, and autograd is not notified of what is written. op: a ReduceOp's number.
+    torch_calls: Callable[..., Any] | None = None
+    """torch_calls(operations, work, unset, ops): the operations of a process group of torch.distributed on plain
+    tensors, as methods of their names, and `count`, the number of those done.
+
+    They call the method of the same name of operations' class for whatever else they are asked, and for asynchronous
+    calls while `coalescing` is True. work: makes torch's Work, whose `inner`, `tensors` and `core` are then set. unset:
+    the timeout of options without one. ops: numbers of ReduceOps by the hash of torch's. None: not available.
     """
-
-    broadcast_tensor: Callable[..., bool] = _not_done
-    """broadcast_tensor(tensor, root)"""
-
-    all_gather_tensor: Callable[..., bool] = _not_done
-    """all_gather_tensor(output, input): input may be this rank's part of the output."""
-
-    reduce_scatter_tensor: Callable[..., bool] = _not_done
-    """reduce_scatter_tensor(output, input, op): output may be this rank's part of the input."""
-
-    all_to_all_tensor: Callable[..., bool] = _not_done
-    """all_to_all_tensor(output, input): equal parts, in rows."""
 
     isend_array: Callable[..., Any] = nothing
     """isend_array(x, dst, tag, group): start the send. Returns its Work, or True if it is complete.

@@ -39,8 +39,8 @@ from rankwise.contract.operations import (
     SCATTER,
     Call,
 )
-from rankwise.frontends.torch.core import BLOCKING, UNSET, Core, a_list, manner, with_options
-from rankwise.frontends.torch.reductions import BY_HASH, moved, reduction
+from rankwise.frontends.torch.core import UNSET, Core, a_list, with_options
+from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
     Memory,
     check_same_type,
@@ -68,7 +68,7 @@ class MonitoredBarrierError(CollectiveTimeout, RuntimeError):
 class TorchCollectives(Core):
     """Each method takes torch's options object, or the arguments of torch's short forms: root, op, timeout.
 
-    The common case, a blocking call on plain tensors, is one of the engine's shortcuts.
+    The common case, a call on plain tensors, is one of the engine's TorchCalls.
     """
 
     def allreduce(
@@ -80,11 +80,6 @@ class TorchCollectives(Core):
             opts = with_options(AllreduceOptions, opts, timeout, reduceOp=op if opts is None else opts)
         if len(tensors) == 1:
             (tensor,) = tensors
-            if manner(opts) == BLOCKING:
-                op = BY_HASH.get(hash(opts.reduceOp))
-                if op is not None and self.shortcuts.all_reduce_tensor(tensor, op):
-                    self._sequence += 1
-                    return None
             if tensor.is_sparse:
                 return self._all_reduce_sparse(tensor, opts)
             how = reduction(opts.reduceOp, tensor.dtype)
@@ -107,10 +102,6 @@ class TorchCollectives(Core):
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int = 0) -> Work | None:
         """Copy root's tensors to every rank, in place."""
-        usual = type(opts) is BroadcastOptions and len(tensors) == 1 and manner(opts) == BLOCKING
-        if usual and self.shortcuts.broadcast_tensor(tensors[0], opts.rootRank):
-            self._sequence += 1
-            return None
         tensors = a_list(tensors)
         opts, root = self._rooted(BroadcastOptions, opts, timeout, root)
         if len(tensors) == 1 and is_plain(tensors[0]):
@@ -159,9 +150,6 @@ class TorchCollectives(Core):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """Collect every rank's input, by rank, in one output. The input may be this rank's part of the output."""
         opts = opts or AllgatherOptions()
-        if manner(opts) == BLOCKING and self.shortcuts.all_gather_tensor(output, input):
-            self._sequence += 1
-            return None
         if output.dtype != input.dtype:
             raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
         if output.numel() != input.numel() * self._size:
@@ -275,11 +263,6 @@ class TorchCollectives(Core):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
         """Reduce one input over the ranks; rank r's output receives part r, and may be that part of the input."""
         output, given, opts = outputTensor, inputTensor, opts or ReduceScatterOptions()
-        if manner(opts) == BLOCKING:
-            op = BY_HASH.get(hash(opts.reduceOp))
-            if op is not None and self.shortcuts.reduce_scatter_tensor(output, given, op):
-                self._sequence += 1
-                return None
         if output.dtype != given.dtype:
             raise ValueError(f"output: expected dtype {given.dtype}, as the input has, got {output.dtype}")
         if given.numel() != output.numel() * self._size:
@@ -317,9 +300,6 @@ class TorchCollectives(Core):
         """Send rows of the input to each rank and receive rows of the output; empty splits mean equal parts."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         even = not output_split_sizes and not input_split_sizes
-        if even and manner(opts) == BLOCKING and self.shortcuts.all_to_all_tensor(output, input):
-            self._sequence += 1
-            return None
         if output.dtype != input.dtype:
             raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
         rows_out = self._rows(output, output_split_sizes, "output")
@@ -352,11 +332,6 @@ class TorchCollectives(Core):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work | None:
         opts = with_options(BarrierOptions, opts, timeout or _time(opts))
-        barrier = self.shortcuts.barrier_without_sync
-        if barrier is not None and manner(opts) == BLOCKING:
-            barrier()
-            self._sequence += 1
-            return None
         return self._run(Call(BARRIER), opts, [])
 
     def monitored_barrier(

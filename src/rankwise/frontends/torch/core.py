@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from rankwise.contract.communicator import Communicator, complete
+from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import complete as with_all
 from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.tensors import Memory, packed
-from rankwise.frontends.torch.work import Done, Results, Started
+from rankwise.frontends.torch.work import Started, complete, started
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork, Pending, Several
 
@@ -29,9 +30,7 @@ UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the ca
 is_async: Callable[[Any], bool] = attrgetter("asyncOp")
 """Whether a call must not block, according to its options; torch takes None for the Work of one that blocks."""
 
-manner: Callable[[Any], tuple[bool, timedelta]] = attrgetter("asyncOp", "timeout")
-BLOCKING = (False, UNSET)
-"""The `manner` of the options of a call that blocks, with the group's timeout."""
+Results = Sequence[Tensor]
 
 
 class Core:
@@ -52,8 +51,7 @@ class Core:
         self.comm = comm
         self._rank = comm.rank
         self._size = comm.world_size
-        self.collectives = complete(comm)
-        self.shortcuts = comm.shortcuts
+        self.collectives = with_all(comm)
         self._pending = Pending(f"rank {comm.rank} of a torch process group", comm)
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
         self._stream: int | None = None  # the thread that runs futures' callbacks
@@ -73,10 +71,10 @@ class Core:
         if is_async(opts) and get_ident() != self._stream:
             inner = self.comm.start(call, (self, results, memories))
             if hasattr(inner, "waited"):  # it keeps its memory, and tells of its failure itself
-                return self._noted(Started(inner, results, self._on_stream, self._expected))
+                return self._noted(started(inner, results, self))
             return self._begun(inner, results, None, memories)
         self.collectives.run(call)
-        return Done(results) if is_async(opts) else None
+        return complete(results) if is_async(opts) else None
 
     def _run_all(
         self, calls: Sequence[Call], opts: Any, results: Results, memories: Sequence[Memory] = ()
@@ -98,7 +96,7 @@ class Core:
         if is_async(opts) and get_ident() != self._stream:
             return self._begun(self.comm.start_call(body), results, None, keep)
         body()
-        return Done(results) if is_async(opts) else None
+        return complete(results) if is_async(opts) else None
 
     def _count(self, results: Results, operation: str) -> None:
         """Begin an operation: it gets a number, and autograd a warning."""
@@ -108,10 +106,8 @@ class Core:
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""
-        inner = Several([work.inner for work in works if isinstance(work, Started)])
-        if not inner.works:
-            return Done(results)
-        return self._begun(inner, results, None, works)
+        pending = [work.inner for work in works if isinstance(work, Started)]
+        return self._begun(Several(pending), results, None, works) if pending else complete(results)
 
     def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
         body = partial(self._steps, calls, memories)
@@ -136,44 +132,44 @@ class Core:
                 memory.finish()
 
     def _begun(
-        self, inner: OurWork[None], results: Results, finish: Callable[[], Any] | None, keep: object, late: Any = None
+        self,
+        inner: OurWork[None],
+        results: Results,
+        finish: Callable[[], Any] | None,
+        keep: object,
+        message: bool = False,
     ) -> Work:
-        """torch's Work for a pending operation. late: notifies of its completion if it is not on the stream."""
+        """torch's Work for a pending operation. message: it is not on the stream."""
         work = ArrayWork(inner, finish or nothing, self._pending, (self, results, keep)).started()
-        return self._noted(Started(work, results, late or self._on_stream, self._expected))
+        return self._noted(started(work, results, self, message))
 
-    def _noted(self, started: Started) -> Started:
+    def _noted(self, work: Started) -> Started:
         if self._together is not None:
-            self._together.append(started)
-        return started
+            self._together.append(work)
+        return work
 
-    def _on_stream(self, function: Callable[[], None]) -> None:
-        """Call `function` when all work that is on the stream now is complete."""
+    def settle_later(self, work: Started) -> None:
+        """Call the work's `settle` when it is complete, and all work that is on the stream now."""
+        self._expected.add(work)
 
-        def body() -> None:
+        def on_stream() -> None:
             self._stream = get_ident()
-            function()
+            work.settle()
 
-        self.comm.start_call(body)
+        def in_a_thread() -> None:
+            with suppress(Exception):  # the future obtains the error from the work
+                work.inner.wait()
+            work.settle()
+
+        if work.message:
+            Thread(target=in_a_thread, name="rankwise future", daemon=True).start()
+        else:
+            self.comm.start_call(on_stream)
 
     def _check_root(self, root: int) -> int:
         if not 0 <= root < self._size:
             raise ValueError(f"root={root}: expected a rank of the group, 0 to {self._size - 1}")
         return root
-
-
-def in_a_thread(inner: OurWork[Any]) -> Callable[[Callable[[], None]], None]:
-    """Wait for `inner`, a message outside the stream, in a thread, then call the function."""
-
-    def later(function: Callable[[], None]) -> None:
-        def body() -> None:
-            with suppress(Exception):  # the future obtains the error from the work
-                inner.wait()
-            function()
-
-        Thread(target=body, name="rankwise future", daemon=True).start()
-
-    return later
 
 
 def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:

@@ -19,10 +19,10 @@ from rankwise.contract.message import ANY
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.timeouts import check_timeout
 from rankwise.frontends.torch.collectives import TorchCollectives
-from rankwise.frontends.torch.core import Core, in_a_thread
-from rankwise.frontends.torch.reductions import moved
+from rankwise.frontends.torch.core import UNSET, Core
+from rankwise.frontends.torch.reductions import BY_HASH, moved
 from rankwise.frontends.torch.tensors import source, target
-from rankwise.frontends.torch.work import Done
+from rankwise.frontends.torch.work import Started, complete
 from rankwise.system.membership import LEFT_OUT, Membership
 from rankwise.system.settings import Settings
 
@@ -32,6 +32,24 @@ MAKES_THE_GROUP = "_create_shrunk_process_group"
 """The function of torch's that makes the new group, which `group` replaces for groups of rankwise."""
 
 
+SHORTCUTS = {
+    "allreduce": "allreduce",
+    "broadcast": "broadcast",
+    "all_gather_single": "all_gather_single",
+    "_allgather_base": "all_gather_single",
+    "all_gather_single_coalesced": "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "all_to_all_single": "all_to_all_single",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+}
+"""The methods that the engine's TorchCalls has, by the names that torch calls them by: before 2.13, the second one."""
+
+
 class TorchMessages(Core):
     """Messages match by source and tag, in the order sent. Both calls return at once; `wait` completes them."""
 
@@ -39,15 +57,15 @@ class TorchMessages(Core):
         (tensor,) = tensors
         begun = self.shortcuts.isend_array(tensor, dstRank, tag, self.comm)
         if begun is True:
-            return Done(tensors)
+            return complete(tensors)
         if begun is not None:
-            return self._begun(begun, tensors, None, None, in_a_thread(begun))
+            return self._begun(begun, tensors, None, None, message=True)
         memory = source(tensor)
         if memory.pack is not None:
             memory.pack()  # a message begins when it is called, not when the stream comes to it
         dst, number = self._check_root(dstRank), _check_tag(tag)
         work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), dst, number, (tensor, memory))
-        return self._begun(work, tensors, None, memory, in_a_thread(work))
+        return self._begun(work, tensors, None, memory, message=True)
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
         return self._receive(tensors, self._check_root(srcRank), tag)
@@ -69,7 +87,7 @@ class TorchMessages(Core):
                 memory.finish()
             return work.source if src == ANY else src
 
-        return self._begun(work, tensors, finish, memory, in_a_thread(work))
+        return self._begun(work, tensors, finish, memory, message=True)
 
 
 class Operations(TorchCollectives, TorchMessages):
@@ -78,6 +96,13 @@ class Operations(TorchCollectives, TorchMessages):
     supports_splitting = False  # a RankwiseGroup does; a Backend would have to return one to ranks outside every part
     supports_coalescing = False
     supports_shrinking = hasattr(distributed_c10d, MAKES_THE_GROUP)
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        make = comm.shortcuts.torch_calls
+        self._calls = make and make(self, Started, UNSET, BY_HASH)
+        for name in SHORTCUTS if self._calls is not None else ():
+            setattr(self, name, getattr(self._calls, SHORTCUTS[name]))
 
     def rank(self) -> int:
         return self._rank
@@ -99,14 +124,18 @@ class Operations(TorchCollectives, TorchMessages):
 
     def _get_sequence_number_for_group(self) -> int:
         """The number of collectives that this rank has called."""
-        return self._sequence
+        return self._sequence + (0 if self._calls is None else self._calls.count)
 
     def start_coalescing(self) -> None:
         self._together = []
+        if self._calls is not None:
+            self._calls.coalescing = True
 
     def end_coalescing(self) -> Work:
         """One Work for all asynchronous operations since start_coalescing."""
         works, self._together = self._together or [], None
+        if self._calls is not None:
+            self._calls.coalescing = False
         return self._as_one(works, [])
 
     def abort(self) -> None:

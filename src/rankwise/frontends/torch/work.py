@@ -3,74 +3,49 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableSet
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from rankwise.contract.work import COMPLETE
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.contract.work import Work as OurWork
 
-Results = list[Tensor]
 NO_TIMEOUT = timedelta(0)  # torch's value for it
+POLLS = 64
+"""How often the call that asks for a future looks whether the operation is complete, before it leaves that to a thread:
+for 30 us, in which time the thread would hardly be awake."""
+
+_making_futures = threading.Lock()
 
 
-class Done(Work):
-    """An operation that is complete."""
+class Settling(Protocol):
+    """A group's operations, which call `settle` of its works whose future was asked for."""
 
-    def __init__(self, tensors: Results) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> Exception | None:
-        return None
-
-    def synchronize(self) -> None:
-        pass
-
-    def result(self) -> Results:
-        return self._tensors
-
-    def get_future(self) -> Any:
-        future: Any = Future()
-        future.set_result(self._tensors)
-        return future
+    def settle_later(self, work: Started) -> None: ...
 
 
 class Started(Work):
-    """A pending operation.
+    """An operation that was started. The engine makes most of them, and sets the first three attributes."""
 
-    inner: the work itself, which keeps its memory alive and copies results to their destination.
-    notify: calls a function in any thread once inner is complete. expected: keeps works alive whose
-    future may be awaited.
-    """
+    inner: OurWork[Any] = COMPLETE
+    """The work itself, which keeps its memory alive and copies results to their destination."""
 
-    def __init__(
-        self,
-        inner: OurWork[Any],
-        tensors: Results,
-        notify: Callable[[Callable[[], None]], None],
-        expected: MutableSet[Started],
-    ) -> None:
-        super().__init__()
-        self.inner = inner
-        self._tensors = tensors
-        self._notify = notify
-        self._expected = expected
-        self._lock = threading.Lock()
-        self._futures: tuple[Any, Any] | None = None
+    tensors: Sequence[Tensor] = ()
+    """What it writes."""
+
+    core: Settling
+
+    message = False
+    """Whether it is a message, which is not on the group's stream."""
+
+    _futures: tuple[Any, Any] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self.inner.wait(timeout.total_seconds() if timeout else None)
@@ -89,36 +64,52 @@ class Started(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def result(self) -> Results:
+    def result(self) -> list[Tensor]:
         self.wait()
-        return self._tensors
+        return list(self.tensors)
 
     def source_rank(self) -> int:
         """Of a receive from any rank: whose message it was."""
-        self.wait()
         source: int = self.inner.wait()
         return source
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        with self._lock:
-            if self._futures is None:
+        with _making_futures:
+            asked = self._futures is None
+            if asked:
                 # A failure must reach C++ (DDP's reducer) as one: only what a callback raises does.
                 first: Any = Future()
                 self._futures = first, first.then(self._outcome)
-                self._expected.add(self)
-                self._notify(self.settle)
+            assert self._futures is not None
+        if asked:
+            if any(self.inner.done() for _ in range(POLLS)):
+                self.settle()
+            else:
+                self.core.settle_later(self)
         return self._futures[1]
 
-    def _outcome(self, _: Any) -> Results:
-        self.inner.wait()
-        return self._tensors
+    def _outcome(self, _: Any) -> list[Tensor]:
+        return self.result()
 
     def settle(self) -> None:
         """The operation is complete, or never will be: complete its future, if it was asked for and is not."""
-        with self._lock:
+        with _making_futures:
             if self._futures is None or self._futures[0].done():
                 return
             first = self._futures[0]
         first.set_result(None)
+
+
+def started(inner: OurWork[Any], tensors: Sequence[Tensor], core: Settling, message: bool = False) -> Started:
+    work = Started()
+    work.inner, work.tensors, work.core, work.message = inner, tensors, core, message
+    return work
+
+
+def complete(tensors: Sequence[Tensor]) -> Started:
+    """An operation that is complete."""
+    work = Started()
+    work.tensors = tensors
+    return work
