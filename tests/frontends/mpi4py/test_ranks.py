@@ -61,7 +61,8 @@ def test_over_another_backend() -> None:
         "short, second = c.Irecv(x[:1], other), c.irecv(source=other)\nc.Send(x, other)\nc.send('object', other)\n"
         "try:\n    short.Wait()\nexcept MPI.Exception as error:\n    assert error.error_class == MPI.ERR_TRUNCATE\n"
         "else:\n    raise AssertionError\nassert second.wait() == 'object'\n"
-        "assert c.improbe(other, 9) is None\nc.send('matched', other, 9)\nassert c.mprobe(other, 9).recv() == 'matched'"
+        "assert c.improbe(other, 9) is None\nc.barrier()\n"
+        "c.send('matched', other, 9)\nassert c.mprobe(other, 9).recv() == 'matched'"
     )
     done = subprocess.run([*RUN, "-n", "2", "--mpi4py", "--backend", "gloo", "python", "-c", source], timeout=100)
     assert done.returncode == 0
