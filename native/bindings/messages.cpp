@@ -26,10 +26,10 @@ RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int 
 // Sends and receives of plain arrays. They return None, with nothing done, for another array, or if the rank or the tag
 // is not an int in range, or ANY where that is allowed. isend_array returns True if the message is sent.
 template <bool synchronous>
-nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
+TensorMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, false);
-    if (!x || dst < 0 || tag < 0) return nb::none();
+    if (!x || dst < 0 || tag < 0) return {};
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
@@ -39,17 +39,26 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
         else if (!c.messages().send_at_once(x.data, x.count, dtype, dst, tag, released.options()))
             request = c.messages().send(x.data, x.count, dtype, dst, tag, released.options());
     }
-    if (!request || request->complete()) return nb::bool_(true);
-    return nb::cast(RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group)));
+    if (!request || request->complete()) return {true, std::nullopt};
+    return {true, RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group))};
 }
 
-// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag. Here and below, the general path receives
-// tensors with a version, as autograd must be notified when the message has come.
+template <bool synchronous>
+nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
+    TensorMessage sent = start_send<synchronous>(c, std::move(array), to, label, std::move(group));
+    if (!sent.begun) return nb::none();
+    return sent.pending ? nb::cast(std::move(*sent.pending)) : nb::object(nb::bool_(true));
+}
+
+// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag. unnoticed: autograd is not to be notified.
+// Otherwise, and below, the general path receives tensors with a version, as that must be done when the message has
+// come.
 template <auto start>
-std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first) {
+std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first,
+                                       bool unnoticed = false) {
     const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
     const PlainArray x(array, true);
-    if (!x || x.has_version() || src < kAny || tag < kAny) return nullptr;
+    if (!x || (x.has_version() && !unnoticed) || src < kAny || tag < kAny) return nullptr;
     ReleaseGilToWait released(x.bytes());
     return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
 }
@@ -169,6 +178,20 @@ SourceTagBytes message_of(const RequestHandle& r) {
 }
 
 }  // namespace
+
+TensorMessage send_tensor(Comm& c, nb::object x, nb::handle dst, nb::handle tag, nb::object group) {
+    TensorMessage sent = start_send<false>(c, std::move(x), dst, tag, std::move(group));
+    if (sent.pending) sent.pending->started = true;
+    return sent;
+}
+
+TensorMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle tag, nb::object group) {
+    auto request = start_receive<&Messages::recv>(c, x, src, tag, 0, true);
+    if (!request) return {};
+    TensorMessage received{true, RequestHandle(std::move(request), std::move(x), nb::borrow(src), std::move(group))};
+    received.pending->started = true;
+    return received;
+}
 
 std::vector<Part> parts_of(const nb::list& objects) {
     std::vector<Part> parts;

@@ -3,6 +3,7 @@
 #include <array>
 #include <optional>
 
+#include "messages.hpp"
 #include "shortcuts.hpp"
 #include "works.hpp"
 
@@ -14,7 +15,7 @@ nb::handle name_of(const char* text) { return PyUnicode_InternFromString(text); 
 
 // Names of attributes; made when the module is imported, and kept.
 struct Names {
-    nb::handle async_op, timeout, reduce_op, root_rank, inner, tensors, core;
+    nb::handle async_op, timeout, reduce_op, root_rank, inner, tensors, core, message;
 };
 Names names;
 
@@ -105,6 +106,14 @@ public:
         return make("barrier", opts, {}, [&] { return torch_shortcuts.barrier(*comm_); }, opts, timeout);
     }
 
+    nb::object send(nb::handle tensors, nb::handle dst, nb::handle tag) {
+        return message("send", &send_tensor, tensors, dst, tag);
+    }
+
+    nb::object receive(nb::handle tensors, nb::handle src, nb::handle tag) {
+        return message("recv", &receive_tensor, tensors, src, tag);
+    }
+
     bool coalescing = false;  // the general path collects the Works
     int64_t count = 0;        // of the operations that did not take the general path
 
@@ -133,13 +142,30 @@ private:
         Starting starting;
         if (!call()) return general(name, args...);
         ++count;
-        const nb::object work = nb::steal(PyObject_CallNoArgs(work_.ptr()));
         const nb::object core = operations();
-        if (!work.is_valid()) nb::raise_python_error();
-        nb::setattr(work, names.inner, nb::cast(starting.work(core, written, args...)));
-        if (written.is_valid()) nb::setattr(work, names.tensors, nb::make_tuple(written));
-        nb::setattr(work, names.core, core);
-        return work;
+        return work(nb::cast(starting.work(core, written, args...)), written, core);
+    }
+
+    template <class Start>
+    nb::object message(const char* name, Start start, nb::handle tensors, nb::handle peer, nb::handle tag) {
+        const nb::object x = only(tensors), core = operations();
+        if (!x.is_valid() || coalescing) return general(name, tensors, peer, tag);
+        TensorMessage begun = start(*comm_, x, peer, tag, core);
+        if (!begun.begun) return general(name, tensors, peer, tag);
+        if (!begun.pending) return work({}, x, core);
+        const nb::object pending = work(nb::cast(std::move(*begun.pending)), x, core);
+        nb::setattr(pending, names.message, nb::bool_(true));
+        return pending;
+    }
+
+    // torch's Work. inner: ours, or invalid if it is complete.
+    nb::object work(const nb::object& inner, nb::handle tensor, const nb::object& core) const {
+        const nb::object made = nb::steal(PyObject_CallNoArgs(work_.ptr()));
+        if (!made.is_valid()) nb::raise_python_error();
+        if (inner.is_valid()) nb::setattr(made, names.inner, inner);
+        if (tensor.is_valid()) nb::setattr(made, names.tensors, nb::make_tuple(tensor));
+        nb::setattr(made, names.core, core);
+        return made;
     }
 
     template <class... A> nb::object general(const char* name, A... args) const {
@@ -161,7 +187,7 @@ private:
 
 void bind_torch_calls(nb::module_& m, nb::class_<Comm>& comm) {
     names = {name_of("asyncOp"), name_of("timeout"), name_of("reduceOp"), name_of("rootRank"),
-             name_of("inner"),   name_of("tensors"), name_of("core")};
+             name_of("inner"),   name_of("tensors"), name_of("core"),     name_of("message")};
     const auto optional = [](const char* name) { return nb::arg(name).none() = nb::none(); };
     const auto opts = optional("opts"), timeout = optional("timeout");
     nb::class_<TorchCalls>(m, "TorchCalls", "A process group's operations on plain tensors.")
@@ -177,7 +203,9 @@ void bind_torch_calls(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("inputTensors"), opts)
         .def("all_to_all_single", &TorchCalls::all_to_all, nb::arg("output"), nb::arg("input"),
              nb::arg("output_split_sizes"), nb::arg("input_split_sizes"), opts, timeout)
-        .def("barrier", &TorchCalls::barrier, opts, timeout);
+        .def("barrier", &TorchCalls::barrier, opts, timeout)
+        .def("send", &TorchCalls::send, nb::arg("tensors"), nb::arg("dstRank"), nb::arg("tag"))
+        .def("recv", &TorchCalls::receive, nb::arg("tensors"), nb::arg("srcRank"), nb::arg("tag"));
     comm.def(
         "torch_calls",
         [](std::shared_ptr<Comm> c, nb::handle operations, nb::object work, nb::object unset, const nb::dict& ops) {

@@ -115,6 +115,45 @@ def test_started_calls(on_ranks: Callable[..., Any]) -> None:
     on_ranks(3, body)
 
 
+def test_messages(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        backend = operations()
+        backend._begun = refuse
+        peer = 1 - rank
+        for count in (1, 100_000):
+            mine, x = torch.full((count,), rank + 1.0), torch.zeros(count)
+            received = dist.irecv(x, peer)
+            sent = dist.isend(mine, peer, tag=0)
+            waited(received)
+            waited(sent)
+            assert received.source_rank() == peer
+            assert x.eq(peer + 1).all()
+            assert x._version == 0
+        kept = weakref.ref(x)
+        dist.irecv(x, peer, tag=3)  # the Work is dropped
+        del x
+        assert kept() is not None
+        dist.isend(mine, peer, tag=3)
+        dist.barrier()
+        if rank == 0:
+            dist.send(mine, 1)
+            assert dist.recv(y := torch.zeros(3), 1) == 1
+            assert y.tolist() == [5, 5, 5]
+        else:
+            future = dist.irecv(y := torch.zeros(len(mine)), 0).get_future()
+            assert future.wait()[0] is y
+            assert y.eq(1).all()
+            dist.send(torch.full((3,), 5.0), 0)
+        if rank == 0:
+            with pytest.raises(rankwise.MismatchError):
+                dist.recv(torch.zeros(3), 1)
+        else:
+            dist.send(torch.zeros(2), 0)
+        dist.barrier()
+
+    on_ranks(2, body)
+
+
 def test_functional_collectives(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
         backend = operations()

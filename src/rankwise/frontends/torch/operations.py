@@ -22,7 +22,7 @@ from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.core import UNSET, Core
 from rankwise.frontends.torch.reductions import BY_HASH, moved
 from rankwise.frontends.torch.tensors import source, target
-from rankwise.frontends.torch.work import Started, complete
+from rankwise.frontends.torch.work import Started
 from rankwise.system.membership import LEFT_OUT, Membership
 from rankwise.system.settings import Settings
 
@@ -46,6 +46,8 @@ SHORTCUTS = {
     "all_to_all_single": "all_to_all_single",
     "alltoall_base": "all_to_all_single",
     "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
 }
 """The methods that the engine's TorchCalls has, by the names that torch calls them by: before 2.13, the second one."""
 
@@ -55,11 +57,6 @@ class TorchMessages(Core):
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         (tensor,) = tensors
-        begun = self.shortcuts.isend_array(tensor, dstRank, tag, self.comm)
-        if begun is True:
-            return complete(tensors)
-        if begun is not None:
-            return self._begun(begun, tensors, None, None, message=True)
         memory = source(tensor)
         if memory.pack is not None:
             memory.pack()  # a message begins when it is called, not when the stream comes to it
