@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -103,6 +104,13 @@ def test_tasks_as_an_executor_has_them(pool: rw.Pool) -> None:
     assert list(pool.map(pow, range(10), range(10))) == [n**n for n in range(10)]
     assert list(pool.map(abs, range(-10, 0), chunksize=3)) == list(range(10, 0, -1))
     assert list(pool.map(abs, [])) == []
+
+
+def test_a_map_makes_four_tasks_for_each_rank(pool: rw.Pool) -> None:
+    submit = Mock(wraps=pool._dealer.submit)
+    with patch.object(pool._dealer, "submit", submit):
+        assert list(pool.map(abs, (-number for number in range(999)))) == list(range(999))
+    assert submit.call_count == 4 * RANKS
 
 
 def test_without_cloudpickle_local_functions_are_refused_and_others_run(

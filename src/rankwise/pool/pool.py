@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+TASKS = 4  # of a map for each rank
 
 
 @public
@@ -151,7 +154,11 @@ class Pool(Executor):
         return self._dealer.submit(fn, args, kwargs, fn)
 
     def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
     ) -> Iterator[T]:
         """Call fn on each element of an iterable, or on the elements of several in parallel, as the builtin map does.
 
@@ -160,18 +167,21 @@ class Pool(Executor):
 
         Args:
             timeout: seconds from now within which the results must come, else TimeoutError is raised.
-            chunksize: how many elements make up one task; more is faster if fn takes less than a millisecond.
+            chunksize: how many elements make up one task. By default four tasks for each rank, as in multiprocessing;
+                fewer are fairer if some elements take much longer than others.
 
         Example:
             >>> with rw.Pool(1) as pool:
             ...     list(pool.map(abs, [-1, 2, -3], chunksize=2))
             [1, 2, 3]
         """
-        if chunksize < 1:
+        if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize={chunksize}: expected at least 1")
         self._check_process()
         end = None if timeout is None else time.monotonic() + timeout
-        calls = zip(*iterables, strict=False)
+        given = list(zip(*iterables, strict=False))
+        chunksize = chunksize or max(1, math.ceil(len(given) / (TASKS * self.n)))
+        calls = iter(given)
         futures = []
         while chunk := list(islice(calls, chunksize)):
             futures.append(self._dealer.submit(_chunk, (fn, chunk), {}, fn))
