@@ -132,6 +132,19 @@ def test_it_measures_and_compares_with_an_earlier_result(tmp_path: Path, capsys:
     assert line.split()[5] == number(before)
 
 
+def test_started_collectives_run_beside_those_of_the_mpi4py_front_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_file = tmp_path / "r.json"
+    assert main(["--sizes", "40K", "--async", "3", "--vs", "front-end", "--json", str(json_file), *QUICK]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    assert "barrier, 2 ranks, 3 in flight; us" in out
+    cases = sorted(name for name, case in CASES.items() if case.kind == "collective")
+    for library in ("rankwise", "front-end"):
+        assert sorted(row["case"] for row in rows_of(json_file) if row["library"] == library) == cases
+
+
 def test_a_missing_library_is_named_with_the_command_that_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +236,9 @@ def test_a_signal_ends_it_and_all_ranks(signum: int) -> None:
         (["--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--algorithms", "--objects"], "--algorithms"),
         (["barrier", "--algorithms"], "barrier"),
+        (["--async", "0"], "--async"),
+        (["--async", "2", "--p2p"], "--async"),
+        (["send_object", "--async"], "--async"),
     ],
 )
 def test_bad_words_are_an_error_of_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

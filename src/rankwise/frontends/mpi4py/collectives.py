@@ -21,6 +21,7 @@ from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import new
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op, check, engine_op, fold
 from rankwise.frontends.mpi4py.pending import Pending, Persistent
@@ -414,10 +415,14 @@ def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     return given is not None and into is not None and c.shortcuts.all_to_all_v_array(*given, *into)
 
 
+def _no_fast(c: Any, *args: Any, **options: Any) -> None:
+    """Of a collective that has none."""
+
+
 _NOTHING: tuple[Any, Any] = None, None  # what a rank has that is not the root
 
 
-_ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
+_ROWS: dict[str, tuple[Any, ...]] = {
     "Barrier": (_barrier, _fast_barrier),
     "Bcast": (_bcast, _fast_bcast),
     "Gather": (partial(_gather, parse=simple), _fast_gather),
@@ -428,15 +433,15 @@ _ROWS: dict[str, tuple[Callable[..., Body], Callable[..., bool] | None]] = {
     "Allgatherv": (partial(_allgather, parse=vector), _fast_allgatherv),
     "Alltoall": (partial(_alltoall, parse=simple), _fast_alltoall),
     "Alltoallv": (partial(_alltoall, parse=vector), _fast_alltoallv),
-    "Alltoallw": (partial(_alltoall, parse=per_rank), None),
+    "Alltoallw": (partial(_alltoall, parse=per_rank),),
     "Reduce": (_reduce, _fast_reduce),
     "Allreduce": (_allreduce, _fast_allreduce),
-    "Reduce_scatter_block": (_reduce_scatter_block, None),
-    "Reduce_scatter": (_reduce_scatter, None),
-    "Scan": (partial(_scan, inclusive=True), None),
-    "Exscan": (partial(_scan, inclusive=False), None),
+    "Reduce_scatter_block": (_reduce_scatter_block,),
+    "Reduce_scatter": (_reduce_scatter,),
+    "Scan": (partial(_scan, inclusive=True),),
+    "Exscan": (partial(_scan, inclusive=False),),
 }
-"""Each collective: what prepares it, and a faster way for plain arrays."""
+"""Each collective: what prepares it, and perhaps a faster way for plain arrays, as _methods takes them."""
 
 
 class BufferCollectives(Messages):
@@ -454,17 +459,19 @@ def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], opti
 
 
 def _methods(
-    prepare: Callable[..., Body], fast: Callable[..., bool] | None
+    prepare: Callable[..., Body], fast: Callable[..., Any] = _no_fast
 ) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
     def blocking(self: Messages, *args: Any, **options: Any) -> None:
         c = self._h or self._live()
-        if fast is None or not fast(c, *args, **options):
+        if not (fast(c, *args, **options) if options else fast(c, *args)):
             c.comm.call(prepare(c, *args, **options))
 
     def started(self: Messages, *args: Any, **options: Any) -> Request:
         c = self._h or self._live()
-        work = None if fast is None else fast(c.starting, *args, **options)
-        return Request._of(work or _begin(c, prepare, *_kept(args, options)))
+        work = fast(c.starting, *args, **options) if options else fast(c.starting, *args)
+        request = new(Request)
+        request._h = work or _begin(c, prepare, *_kept(args, options))
+        return request
 
     def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
         c = self._live()

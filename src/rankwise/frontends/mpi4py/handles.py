@@ -9,6 +9,8 @@ from rankwise.frontends.mpi4py.errors import error
 T = TypeVar("T")
 H = TypeVar("H", bound="Handle[Any]")
 
+new = object.__new__
+
 
 class Handle(Generic[T]):
     """A Python object that refers to an object of MPI, or to none: then it is a null handle, which is false.
@@ -23,13 +25,14 @@ class Handle(Generic[T]):
     _null: ClassVar[str]
     """The error class of a call on a null handle."""
 
-    _h: T | None = None
+    __slots__ = ("_h",)
+    _h: T | None
     """What it refers to."""
 
     def __new__(cls: type[H], handle: Any = None, *args: Any, **options: Any) -> H:
         if handle is not None and not isinstance(handle, cls._root):
             raise TypeError(f"{cls.__name__}: expected a {cls._root.__name__} or None, got {type(handle).__name__}")
-        self = object.__new__(cls)
+        self = new(cls)
         self._h = None if handle is None else handle._h
         return self
 
@@ -44,7 +47,7 @@ class Handle(Generic[T]):
     @classmethod
     def _of(cls: type[H], h: Any) -> H:
         """A handle of this object."""
-        self = object.__new__(cls)
+        self = new(cls)
         self._h = h
         return self
 

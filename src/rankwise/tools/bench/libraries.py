@@ -13,7 +13,7 @@ from rankwise._native import algorithms
 from rankwise.tools.bench.workers import Launch, WorkersError
 from rankwise.tools.mpi import AS_ROOT, mpi_launcher
 
-PEERS = ("openmpi", "mpich", "mpi", "gloo")
+PEERS = ("openmpi", "mpich", "mpi", "gloo", "front-end")
 WITH_RUN = (sys.executable, "-m", "rankwise", "run", "-n", "{n}")
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 OPEN_MPI = AS_ROOT | {
@@ -37,6 +37,8 @@ def peer(name: str) -> Launch:
             raise WorkersError(f"torch is not installed here: {sys.executable} -m pip install torch")
         # rankwise run serves only as the launcher, which gives every rank its number.
         return Launch("gloo", WITH_RUN, environment=ON_LOOPBACK)
+    if name == "front-end":
+        return Launch("mpi", (*WITH_RUN, "--mpi4py"))
     if name == "mpi":
         python, mpiexec = Path(sys.executable), mpi_launcher()
         if find_spec("mpi4py") is None or mpiexec is None:

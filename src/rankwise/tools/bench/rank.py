@@ -1,4 +1,4 @@
-"""What the benchmark measures, and the program of each of its ranks, forevery library.
+"""What the benchmark measures, and the program of each of its ranks, for every library.
 
     python rank.py LIBRARY SOCKET
 
@@ -293,6 +293,13 @@ CASES = {case.name: case for case in _ROWS}
 # ---- the libraries ----
 
 
+def as_written(function: Call, *args: Any, **keywords: Any) -> Call:
+    """The call as a program writes it: a partial with keywords would copy their dict at each call."""
+    values = {f"arg{i}": value for i, value in enumerate(args)} | keywords
+    words = [name if name.startswith("arg") else f"{name}={name}" for name in values]
+    return cast("Call", eval(f"lambda: function({', '.join(words)})", {"function": function, **values}))
+
+
 class Library:
     """One library, on this rank. n: how many ranks there are. partner: of this rank in messages between two."""
 
@@ -312,6 +319,14 @@ class Library:
     def round_trip(self, send: Call, recv: Call) -> Call:
         """A message to the partner and one back; returns what `recv` returns."""
         return self.either(lambda: (send(), recv())[1], lambda: (recv(), send())[0])
+
+    def start(self, collective: Call) -> Call:
+        """What starts the collective and returns its work."""
+        made = cast("Any", collective if isinstance(collective, partial) else partial(collective))
+        return as_written(made.func, *made.args, **made.keywords, async_op=True)
+
+    def wait(self, work: Any) -> None:
+        work.wait()
 
 
 class Rankwise(Library):
@@ -338,6 +353,13 @@ class Mpi(Library):
         self.about = f"{' '.join(library.split())}, mpi4py {mpi4py.__version__}"
         self.barrier = self.comm.Barrier
         self.isend, self.irecv, self.wait_all = self.comm.Isend, self.comm.Irecv, MPI.Request.Waitall
+
+    def start(self, collective: Call) -> Call:
+        made = cast("Any", collective if isinstance(collective, partial) else partial(collective))
+        return partial(getattr(self.comm, "I" + made.func.__name__.lower()), *made.args, **made.keywords)
+
+    def wait(self, work: Any) -> None:
+        work.Wait()
 
     def recv_any(self, dtype: np.dtype) -> np.ndarray:
         """An array of unknown length, in new memory."""
@@ -369,6 +391,11 @@ LIBRARIES: dict[str, Callable[[str], Library]] = {"rankwise": Rankwise, "mpi": M
 # ---- a point: the data and the result ----
 
 
+def started_and_waited(library: Library, starts: list[Call]) -> None:
+    for work in [start() for start in starts]:
+        library.wait(work)
+
+
 def tensor(array: np.ndarray) -> Any:
     """A tensor over the same memory."""
     import torch
@@ -394,11 +421,14 @@ def content(name: str, owner: int) -> Any:
 class Point:
     """A case at one size or with one object, on this rank: what it passes and receives.
 
-    count: the elements of x, for a case with arrays. memory: "numpy", "registered" or "torch". x and out are passed to
-    the library, as tensors if it takes these; given and taken are the same as arrays.
+    count: the elements of x, for a case with arrays. memory: "numpy", "registered" or "torch". started: how many
+    collectives a call starts before it waits for them, each with arrays of its own; 0 for blocking calls. x and out are
+    passed to the library, as tensors if it takes these; given and taken are the same as arrays.
     """
 
-    def __init__(self, library: Library, case: str, at: str, count: int, dtype: str, memory: str) -> None:
+    def __init__(
+        self, library: Library, case: str, at: str, count: int, dtype: str, memory: str, started: int = 0
+    ) -> None:
         self.case, self.at, self.library = CASES[case], at, library
         self.at_root: bool = library.rank == ROOT
         self.given = self.taken = np.empty(0)
@@ -414,6 +444,11 @@ class Point:
             array = self.given if library.rank < library.partner else self.out
             self.parts = list(enumerate(np.split(array, MESSAGES), 1))  # (tag, message)
         self.call: Call = getattr(self.case, type(library).__name__.lower())(library, self)
+        if started:
+            others = [Point(library, case, at, count, dtype, memory) for _ in range(started - 1)]
+            starts = [library.start(point.call) for point in (self, *others)]
+            only = starts[0]
+            self.call = (lambda: library.wait(only())) if not others else lambda: started_and_waited(library, starts)
 
     def _make_arrays(self, count: int, dtype: str, memory: str) -> None:
         case, library, n = self.case, cast("Any", self.library), self.library.n

@@ -41,7 +41,7 @@ class Bench:
 
     seconds: measuring time for each contender at each point. fresh: each call is timed separately, on arrays written
     just before it. algorithms: all contenders are rankwise, the first as it is, the others with the algorithm of their
-    name forced.
+    name forced. started: how many collectives are started before they are waited for; 0 for blocking calls.
     """
 
     contenders: list[Contender]
@@ -52,6 +52,7 @@ class Bench:
     seconds: float
     fresh: bool
     algorithms: bool = False
+    started: int = 0
 
     def points(self, case: Case, sizes: Sequence[int]) -> list[tuple[str, int]]:
         """What the case is measured with, and the elements of the array that each rank passes, 0 for none."""
@@ -65,13 +66,14 @@ class Bench:
         """Measure a point; the rows are in the order of the contenders."""
         size = count * np.dtype(self.dtype).itemsize
         contenders = [one for one in self.contenders if one.can(case)]
-        need = len(contenders) * self.n * (size + case.total(size, self.n))
+        at_once = max(1, self.started)
+        need = len(contenders) * self.n * (size + case.total(size, self.n)) * at_once
         if need > 0.8 * self.machine.memory:
             self.progress.leave_out(f"{case.name} of {at} bytes", f"needs {need / 2**30:.1f} GiB of memory")
             return []
         choice, unable = self._choices(case, size) if self.algorithms else ("", set())
         contenders = [one for one in contenders if one.name not in unable]
-        request = {"case": case.name, "at": at, "count": count, "dtype": self.dtype}
+        request = {"case": case.name, "at": at, "count": count, "dtype": self.dtype, "started": self.started}
         calls: dict[str, list[float]] = {one.name: [] for one in contenders}
         for _ in range(1 + ROUNDS):
             for one in contenders:
@@ -85,7 +87,9 @@ class Bench:
         rows = []
         for one in contenders:
             if one.workers.alive:
-                times = sorted(1e6 * call / case.per_call for call in calls[one.name][1:])  # the first is an estimate
+                times = sorted(
+                    1e6 * call / (case.per_call * at_once) for call in calls[one.name][1:]
+                )  # the first is an estimate
                 middle, p99 = median(times), times[math.ceil(0.99 * len(times)) - 1]
                 bandwidth = case.bus_bandwidth(size, self.n, middle / 1e6) if size else None
                 chosen = one.name == choice
