@@ -212,6 +212,8 @@ void bind_comm(nb::module_& m) {
     both(Op::Gather, &Comm::gather, send, recv, count, dtype, root);
     both(Op::Scatter, &Comm::scatter, send, recv, count, dtype, root);
     both(Op::ReduceScatter, &Comm::reduce_scatter, send, recv, count, dtype, op);
+    both(Op::Scan, &Comm::scan, send, recv, count, dtype, op);
+    both(Op::Exscan, &Comm::exscan, send, recv, count, dtype, op);
     both(Op::AllToAll, &Comm::all_to_all, send, recv, count, dtype);
     both(Op::AllGatherV, &Comm::all_gather_v, send, recv, counts, dtype);
     both(Op::GatherV, &Comm::gather_v, send, recv, counts, dtype, root);

@@ -155,6 +155,18 @@ template <Fits fits, Rules rules> bool reduce_scatter(Comm& c, nb::handle array,
     return done<rules>(result);
 }
 
+template <auto operation> bool scan(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
+    const PlainArray x(array, false), result(out, true);
+    const auto named = reduction(op);
+    if (!x || !result || result.dtype != x.dtype || !x.same_shape(result, 0, 0)) return false;
+    if (x.data != result.data && !x.apart_from(result)) return false;
+    if (!named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return false;
+    run(c, x.bytes(), x.description(), out, [=, &c, reduce_op = *named](const CallOptions& options) {
+        (c.*operation)(x.data, result.data, x.count, DType(x.dtype), reduce_op, options);
+    });
+    return result.written();
+}
+
 template <Fits fits, Rules rules> bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
     if (!fits(c, x, result)) return false;
@@ -311,6 +323,8 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("gather_array", &gather<fits_gathered>, x, dst, out)
         .def("scatter_array", &scatter, x, src, out, nb::arg("rest"))
         .def("reduce_scatter_array", reduce_scatter_parts, x, op, out)
+        .def("scan_array", &scan<&Comm::scan>, x, op, out)
+        .def("exscan_array", &scan<&Comm::exscan>, x, op, out)
         .def("all_to_all_array", all_to_all_parts, x, out)
         .def("all_gather_parts_array", &all_gather<has_parts_like>, x, out)
         .def("gather_parts_array", &gather<has_parts_like>, x, dst, out)
@@ -324,6 +338,8 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("start_all_gather_array", starter(&all_gather<fits_gathered>), group, x, out)
         .def("start_gather_array", starter(&gather<fits_gathered>), group, x, dst, out)
         .def("start_reduce_scatter_array", starter(reduce_scatter_parts), group, x, op, out)
+        .def("start_scan_array", starter(&scan<&Comm::scan>), group, x, op, out)
+        .def("start_exscan_array", starter(&scan<&Comm::exscan>), group, x, op, out)
         .def("start_all_to_all_array", starter(all_to_all_parts), group, x, out)
         .def("start_all_gather_parts_array", starter(&all_gather<has_parts_like>), group, x, out)
         .def("start_gather_parts_array", starter(&gather<has_parts_like>), group, x, dst, out)

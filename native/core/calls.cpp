@@ -105,6 +105,24 @@ void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dt
     else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
 }
 
+template <Op operation>
+void Comm::scan_as(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
+    if (op == ReduceOp::MEAN) throw BadArgument("op: mean is not defined for a scan");
+    const Collective<operation> c(*this, options, count, dtype, op);
+    constexpr bool exclusive = operation == Op::Exscan;
+    if (c.call.refused()) return;
+    if (transport_.n > 1) collectives::scan(transport_, bytes(send), bytes(recv), count, c.item, c.kernel, exclusive);
+    else if (!exclusive) copy(recv, send, c.blocks.size(0));
+}
+
+void Comm::scan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
+    scan_as<Op::Scan>(send, recv, count, dtype, op, options);
+}
+
+void Comm::exscan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
+    scan_as<Op::Exscan>(send, recv, count, dtype, op, options);
+}
+
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
     const Collective<Op::AllToAll> c(*this, options, count, dtype);
     if (c.call.refused()) return;

@@ -68,6 +68,11 @@ public:
     void reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
                         const CallOptions& options = {});
     void all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options = {});
+    // The reduction of the ranks up to this one, and of those before it, which leaves recv of rank 0 as it is. send may
+    // be recv.
+    void scan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options = {});
+    void exscan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
+                const CallOptions& options = {});
     // Scatter to ranks that do not know root's array; see collectives.hpp. If the parts have not been sent with the
     // header, it returns a lock, for the call that sends them.
     Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -163,6 +168,8 @@ private:
     class CallGuard;
     class Operation;
     template <Op operation> struct Collective;
+    template <Op operation>
+    void scan_as(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options);
     template <class Work> auto or_fail(const Work& work);
     // Runs what this rank has started and left to whoever waits for it, when a peer does.
     class StandIn final : public InBackground {

@@ -74,6 +74,13 @@ void every_collective(Comm& c, uint64_t count) {
     c.reduce_scatter(many.data(), x.data(), count, DType::F32, ReduceOp::SUM);
     CHECK(total.equals(x.data(), count, count * uint64_t(me)), "reduce_scatter of " << count);
 
+    x.assign(count, -1);
+    c.scan(mine.data(), x.data(), count, DType::F32, ReduceOp::SUM);
+    CHECK(numbers::sum_of(me + 1).equals(x.data(), count), "scan of " << count);
+    x = mine;
+    c.exscan(x.data(), x.data(), count, DType::F32, ReduceOp::SUM);
+    CHECK((me ? numbers::sum_of(me) : numbers::of(me)).equals(x.data(), count), "exscan of " << count << " in place");
+
     c.all_to_all(many.data(), all.data(), count, DType::F32);
     for (int r = 0; r < n; ++r)
         CHECK(numbers::of(r).equals(all.data() + count * uint64_t(r), count, count * uint64_t(me)),

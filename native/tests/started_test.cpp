@@ -38,7 +38,7 @@ struct Any {
     int64_t value(int rank, uint64_t i) const { return rank * 1000 + number + int64_t(i % 777); }
     void call(const CallOptions& o) {
         const DType t = DType::I64;
-        switch (number % 8) {
+        switch (number % 10) {
         case 0: return c.all_reduce(in.data(), count, t, ReduceOp::SUM, o);
         case 1: return c.broadcast(in.data(), count, t, root, o);
         case 2: return c.all_gather(in.data(), out.data(), count, t, o);
@@ -46,6 +46,8 @@ struct Any {
         case 4: return c.scatter(in.data(), out.data(), count, t, root, o);
         case 5: return c.reduce_scatter(in.data(), out.data(), count, t, ReduceOp::MAX, o);
         case 6: return c.all_to_all(in.data(), out.data(), count, t, o);
+        case 7: return c.scan(in.data(), out.data(), count, t, ReduceOp::SUM, o);
+        case 8: return c.exscan(in.data(), out.data(), count, t, ReduceOp::SUM, o);
         default: return c.barrier_without_sync(o);
         }
     }
@@ -53,7 +55,7 @@ struct Any {
         work->wait(kSoon);
         const int me = c.rank(), last = c.world_size() - 1;
         for (const uint64_t i : {uint64_t(0), count / 2, count - 1}) {
-            switch (number % 8) {
+            switch (number % 10) {
             case 0: CHECK_EQ(in[i], int64_t(n) * value(0, i) + 1000 * last * int64_t(n) / 2); break;
             case 1: CHECK_EQ(in[i], value(root, i)); break;
             case 2: CHECK_EQ(out[uint64_t(last) * count + i], value(last, i)); break;
@@ -61,6 +63,8 @@ struct Any {
             case 4: CHECK_EQ(out[i], value(root, uint64_t(me) * count + i)); break;
             case 5: CHECK_EQ(out[i], value(last, uint64_t(me) * count + i)); break;
             case 6: CHECK_EQ(out[uint64_t(last) * count + i], value(last, uint64_t(me) * count + i)); break;
+            case 7: CHECK_EQ(out[i], (me + 1) * value(0, i) + 1000 * me * (me + 1) / 2); break;
+            case 8: CHECK_EQ(out[i], me ? me * value(0, i) + 1000 * me * (me - 1) / 2 : -1); break;
             default: break;
             }
         }

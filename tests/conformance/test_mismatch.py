@@ -52,7 +52,7 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
         lambda g, x: g.all_gather_v(x.reshape(2, -1, 3)),
         ("shape=(3, ", ", 3))"),
     ),
-    "scan and exscan": (lambda g, x: g.scan(x), lambda g, x: g.exscan(x), ("scan: ", "exscan: ")),
+    "scan and exscan": (lambda g, x: g.scan(x), lambda g, x: g.exscan(x), ("scan(", "exscan(")),
     "scan and exscan of a function": (
         lambda g, x: g.scan(x, np.hypot),
         lambda g, x: g.exscan(x, np.hypot),

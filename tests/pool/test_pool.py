@@ -107,8 +107,7 @@ def test_tasks_as_an_executor_has_them(pool: rw.Pool) -> None:
 
 
 def test_a_map_makes_four_tasks_for_each_rank(pool: rw.Pool) -> None:
-    submit = Mock(wraps=pool._dealer.submit)
-    with patch.object(pool._dealer, "submit", submit):
+    with patch.object(pool._dealer, "submit", Mock(wraps=pool._dealer.submit)) as submit:
         assert list(pool.map(abs, (-number for number in range(999)))) == list(range(999))
     assert submit.call_count == 4 * RANKS
 

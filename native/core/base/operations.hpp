@@ -35,7 +35,7 @@ enum class Op : uint8_t {
     ScatterSized,
     GatherSized,
     Scan,
-    Exscan,  // composed of other operations; only a Description names them
+    Exscan,
     Shrink,
     Agree,
     Restore,  // not collectives; only the trace names them
@@ -81,8 +81,8 @@ inline constexpr OperationRow kOperations[] = {
     {Op::ScatterDescribed, "scatter", kRoot},
     {Op::ScatterSized, "scatter_v", kRoot},
     {Op::GatherSized, "gather", kRoot},
-    {Op::Scan, "scan"},
-    {Op::Exscan, "exscan"},
+    {Op::Scan, "scan", kElements | kReduction},
+    {Op::Exscan, "exscan", kElements | kReduction},
     {Op::Shrink, "shrink"},
     {Op::Agree, "agree"},
     {Op::Restore, "restore"},

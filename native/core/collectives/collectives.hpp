@@ -24,6 +24,9 @@ void barrier(Transport& t);
 void broadcast(Transport& t, uint8_t* data, size_t bytes, int root);
 void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel);
 void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root);
+// exclusive: this rank's own data is not part of its result. recv of rank 0 then stays as it is; send may be recv.
+void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t item, ReduceKernel kernel,
+          bool exclusive);
 // The staged algorithm of both: only rank `root` receives the result, or every rank if root is negative.
 void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 

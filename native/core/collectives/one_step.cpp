@@ -5,11 +5,12 @@ namespace rankwise::collectives {
 size_t in_one_step(const Transport& t, Op op, const Blocks& blocks) {
     if (t.n == 1) return 0;
     const StepRing& s = t.ring;
+    const auto fits = [&](size_t bytes) { return bytes <= s.slot_bytes() ? bytes : kSeveral; };
+    if (op == Op::Scan || op == Op::Exscan) return blocks.largest() <= kInline ? 0 : fits(blocks.largest());
     const bool whole = op == Op::AllReduce || op == Op::Reduce || op == Op::Broadcast;
     const size_t largest = blocks.largest(), total = whole ? largest : blocks.total();
     if (!blocks.equal() || t.conditions().forced[size_t(op)] != Algorithm::None) return kSeveral;
     const Choice choice = tuning::choose(t.conditions(), op, {largest, total}, s.non_temporal(total * size_t(s.n)));
-    const auto fits = [&](size_t bytes) { return bytes <= s.slot_bytes() ? bytes : kSeveral; };
     switch (choice.first()) {
     case Algorithm::Inline: return 0;
     case Algorithm::Flat: return fits(total);

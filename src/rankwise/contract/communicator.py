@@ -154,6 +154,9 @@ class Communicator(Collectives, Closeable):
     any_source: bool = False
     """Whether recv accepts ANY (its Work then has `source` and `tag`) and `probe` works."""
 
+    scans: bool = False
+    """Whether `run` and `start` take SCAN and EXSCAN; send may then be recv. EXSCAN leaves recv of rank 0 as it is."""
+
     traced: bool = False
     """Whether it writes its operations to the trace of its job, which `rankwise status` and `rankwise trace` show."""
 

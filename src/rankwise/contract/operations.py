@@ -208,6 +208,10 @@ OPERATIONS = (
 )  # fmt: skip
 """What `Communicator.run` runs."""
 
+SCAN = Operation("scan", "send recv count dtype op", one_block, one_block)
+EXSCAN = Operation("exscan", "send recv count dtype op", one_block, one_block)
+"""What `Communicator.run` runs too if its `scans` says so; else the array level composes them of others."""
+
 SPLIT = Operation("split", "", nothing, nothing)
 """Compared and traced like the others; `Communicator.split` makes the call."""
 

@@ -77,6 +77,12 @@ class Shortcuts:
     reduce_scatter_array: Callable[..., bool] = _not_done
     """reduce_scatter_array(x, op, out)"""
 
+    scan_array: Callable[..., bool] = _not_done
+    """scan_array(x, op, out): out has x's shape."""
+
+    exscan_array: Callable[..., bool] = _not_done
+    """exscan_array(x, op, out): likewise; out of rank 0 stays as it is."""
+
     all_gather_v_array: Callable[..., bool] = _not_done
     """all_gather_v_array(x, out, counts): counts: the elements of each rank's block; the blocks follow each other
     in `out`, which may be longer.
@@ -179,6 +185,8 @@ class Shortcuts:
     start_gather_array: Callable[..., Any] = nothing
     start_reduce_scatter_array: Callable[..., Any] = nothing
     start_all_to_all_array: Callable[..., Any] = nothing
+    start_scan_array: Callable[..., Any] = nothing
+    start_exscan_array: Callable[..., Any] = nothing
     start_all_gather_parts_array: Callable[..., Any] = nothing
     start_gather_parts_array: Callable[..., Any] = nothing
     start_scatter_parts_array: Callable[..., Any] = nothing

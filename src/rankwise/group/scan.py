@@ -13,15 +13,15 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.numpy import address
 from rankwise.arrays.ops import Op
-from rankwise.contract.operations import ALL_GATHER, REDUCE_SCATTER, Call
+from rankwise.contract.operations import ALL_GATHER, EXSCAN, REDUCE_SCATTER, SCAN, Call
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import GroupBase
+from rankwise.group.base import GroupBase, shaped
 
 D = TypeVar("D", bound=np.dtype[Any])
 
-PIECE = 4 << 20  # bytes of temporary memory that a scan uses
+PIECE = 4 << 20  # bytes of temporary memory that a composed scan uses
 
 
 class Scans(GroupBase):
@@ -50,6 +50,12 @@ class Scans(GroupBase):
             >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
             True
         """
+        into = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+        if async_op:
+            if work := self._shortcuts.start_scan_array(self, x, op, into):
+                return work
+        elif self._shortcuts.scan_array(x, op, into):
+            return into
         return self._scan(x, op, out, async_op, exclusive=False)
 
     @overload
@@ -74,6 +80,16 @@ class Scans(GroupBase):
             >>> int(group.exscan(5)) == 5 * group.rank
             True
         """
+        into = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+        if self.rank == 0:  # it has the neutral element to write
+            if op == "sum" and type(into) is np.ndarray and not async_op and self._shortcuts.exscan_array(x, op, into):
+                into.fill(0)
+                return into
+        elif async_op:
+            if work := self._shortcuts.start_exscan_array(self, x, op, into):
+                return work
+        elif self._shortcuts.exscan_array(x, op, into):
+            return into
         return self._scan(x, op, out, async_op, exclusive=True)
 
     def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
@@ -94,38 +110,47 @@ class Scans(GroupBase):
         reduce_op = ops.resolve(op, given.dtype)
         if reduce_op is ReduceOp.MEAN:
             raise ValueError(f"op={op!r}: expected another op; divide the sum by the number of ranks in it")
-        name = "exscan" if exclusive else "scan"
-        last = self.rank - exclusive  # the last rank that this rank's result includes
+        first = exclusive and self.rank == 0
+        operation = EXSCAN if exclusive else SCAN
+        call = Call(operation, given.ptr, result.ptr, given.count, given.dtype, reduce_op)
+        if self.comm.scans and not first:
+            return self._call(call, given, result, async_op)
 
         def body() -> Any:
-            # Block k of a rank's send buffer is its contribution to rank k's result.
-            n, dtype = self.world_size, given.dtype
-            piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
-            neutral = _neutral(dtype, reduce_op, piece)
-            with self._whole:
-                for start in range(0, max(1, given.count), piece):
-                    count = min(piece, given.count - start)
-                    size = count * dtype.itemsize
-                    blocks = buffers.scratch((n * count,), dtype)
-                    offset = start * dtype.itemsize
-                    if dtype.is_complex and reduce_op is ReduceOp.PROD:
-                        call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
-                        self._collectives.run(call._replace(shape=given.shape, part_of=name))
-                        found = neutral if last < 0 else _product(blocks, n)[last]
-                        ctypes.memmove(result.ptr + offset, address(found), size)
-                        continue
-                    for rank in range(n):
-                        counts = rank - exclusive >= self.rank
-                        ctypes.memmove(
-                            blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size
-                        )
-                    call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, reduce_op)
-                    self._collectives.run(call._replace(shape=given.shape, part_of=name))
-            if last < 0 and reduce_op is ReduceOp.SUM:
-                ctypes.memset(result.ptr, 0, result.nbytes)  # 0 instead of the neutral element -0
+            if self.comm.scans:
+                self._collectives.run(shaped(call, given.shape))
+            else:
+                self._compose(operation.name, given, result, reduce_op, self.rank - exclusive)
+            if first:
+                _fill_with_neutral(result, reduce_op)
             return result.finish()
 
         return self._run(body, given, async_op)
+
+    def _compose(self, name: str, given: Buffer, result: Buffer, op: ReduceOp, last: int) -> None:
+        """The scan as other operations, of at most PIECE bytes. last: the last rank that is in this rank's result."""
+        # Block k of a rank's send buffer is its contribution to rank k's result.
+        n, dtype = self.world_size, given.dtype
+        piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
+        neutral = _neutral(dtype, op, piece)
+        with self._whole:
+            for start in range(0, max(1, given.count), piece):
+                count = min(piece, given.count - start)
+                size = count * dtype.itemsize
+                blocks = buffers.scratch((n * count,), dtype)
+                offset = start * dtype.itemsize
+                if dtype.is_complex and op is ReduceOp.PROD:
+                    call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
+                    self._collectives.run(call._replace(shape=given.shape, part_of=name))
+                    if last >= 0:
+                        products = _product(blocks, n)
+                        ctypes.memmove(result.ptr + offset, address(products[last]), size)
+                    continue
+                for rank in range(n):
+                    counts = rank - (self.rank - last) >= self.rank
+                    ctypes.memmove(blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size)
+                call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, op)
+                self._collectives.run(call._replace(shape=given.shape, part_of=name))
 
 
 def _product(blocks: Buffer, n: int) -> np.ndarray[Any, Any]:
@@ -135,6 +160,14 @@ def _product(blocks: Buffer, n: int) -> np.ndarray[Any, Any]:
     """
     with np.errstate(all="ignore"):
         return np.multiply.accumulate(blocks.array.view(dtypes.to_numpy(blocks.dtype)).reshape(n, -1))
+
+
+def _fill_with_neutral(result: Buffer, op: ReduceOp) -> None:
+    if op is ReduceOp.SUM:  # 0 instead of the neutral element -0
+        ctypes.memset(result.ptr, 0, result.nbytes)
+    else:
+        neutral = _neutral(result.dtype, op, result.count)
+        ctypes.memmove(result.ptr, address(neutral), result.nbytes)
 
 
 def _neutral(dtype: DType, op: ReduceOp, count: int) -> np.ndarray[Any, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.contract.operations import one_block
+from rankwise.contract.operations import EXSCAN, one_block
 from rankwise.group.group import Group
-from rankwise.testing.cases import EXSCAN, Case
+from rankwise.testing.cases import Case
 from rankwise.testing.oracle import Array, Exchange, check_equal, exchange
 
 GAP_BYTE = 0xA5

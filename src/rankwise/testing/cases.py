@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.arrays.dtypes import to_numpy
-from rankwise.contract.operations import BARRIER, BY_NAME, Operation, one_block
+from rankwise.contract.operations import BARRIER, BY_NAME, EXSCAN, SCAN, Operation, one_block
 from rankwise.contract.types import DType, ReduceOp
 
 T = TypeVar("T")
 
-SCAN, EXSCAN = (Operation(name, "send recv count dtype op", one_block, one_block) for name in ("scan", "exscan"))
 SEND_RECV = Operation("send_recv", "send count dtype", one_block, one_block)
 """Every rank sends a message to the next one."""
 

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.contract.operations import Operation, one_block
+from rankwise.contract.operations import EXSCAN, SCAN, Operation, one_block
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.testing.cases import EXSCAN, ROWS, SCAN, SEND_RECV, Case, numpy_dtypes
+from rankwise.testing.cases import ROWS, SEND_RECV, Case, numpy_dtypes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -126,6 +126,7 @@ class EngineCommunicator(OpenCommunicator):
 
     blocking = True
     any_source = True
+    scans = True
     traced = True
 
     def __init__(self, comm: _native.Comm, backend: str) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 from rankwise.contract.operations import (
     ALL_GATHER_V,
     ALL_TO_ALL_V,
+    EXSCAN,
     GATHER_V,
     REDUCE_SCATTER_V,
+    SCAN,
     SCATTER_V,
     Call,
     divided,
@@ -280,7 +282,17 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
     mine = _operand(sendbuf, into)
     check(op, mine.type)
 
+    dtype = mine.type._dtype
+    reduce_op = engine_op(op, dtype)
+
     def body() -> None:
+        if c.comm.scans and reduce_op is not None and dtype is not None:
+            data, room = _apart(mine.packed(), into.room())
+            at = address(data), address(room)
+            c.collectives.run(Call(SCAN if inclusive else EXSCAN, *at, data.size // dtype.itemsize, dtype, reduce_op))
+            if ranks:
+                into.unpack(room)
+            return
         parts = _gathered(c, mine.packed())
         if ranks:
             into.unpack(fold(parts[:ranks], op, mine.type))
@@ -364,6 +376,22 @@ def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int
     return c.shortcuts.reduce_array(x, root, name, given)
 
 
+def _fast_scan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    x, name = _scanned(sendbuf, recvbuf, op)
+    return x is not None and c.shortcuts.scan_array(x, name, plain(recvbuf))
+
+
+def _fast_exscan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    x, name = _scanned(sendbuf, recvbuf, op)
+    return x is not None and c.shortcuts.exscan_array(x, name, plain(recvbuf))
+
+
+def _scanned(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any]:
+    """This rank's array and the name of the reduction; None for the array if the engine does not take it."""
+    into, name = _summable(recvbuf), _engine_name(op)
+    return (None if into is None or name is None else into if in_place(sendbuf) else plain(sendbuf)), name
+
+
 def _summable(spec: Any) -> Any:
     """`plain`, unless MPI defines for this datatype other operations than the engine does for the array's dtype."""
     x = plain(spec)
@@ -438,8 +466,8 @@ _ROWS: dict[str, tuple[Any, ...]] = {
     "Allreduce": (_allreduce, _fast_allreduce),
     "Reduce_scatter_block": (_reduce_scatter_block,),
     "Reduce_scatter": (_reduce_scatter,),
-    "Scan": (partial(_scan, inclusive=True),),
-    "Exscan": (partial(_scan, inclusive=False),),
+    "Scan": (partial(_scan, inclusive=True), _fast_scan),
+    "Exscan": (partial(_scan, inclusive=False), _fast_exscan),
 }
 """Each collective: what prepares it, and perhaps a faster way for plain arrays, as _methods takes them."""
 

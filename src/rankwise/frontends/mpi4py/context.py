@@ -38,6 +38,8 @@ _STARTED = (
     "gather_parts_array",
     "scatter_parts_array",
     "all_to_all_array",
+    "scan_array",
+    "exscan_array",
     "all_gather_v_array",
     "all_to_all_v_array",
     "gather_v_array",
