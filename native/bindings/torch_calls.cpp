@@ -139,11 +139,15 @@ private:
             return nb::none();
         }
         if (!usual || !async_op.is(Py_True) || coalescing || comm_->on_stream_thread()) return general(name, args...);
-        Starting starting;
-        if (!call()) return general(name, args...);
-        ++count;
         const nb::object core = operations();
-        return work(nb::cast(starting.work(core, written, args...)), written, core);
+        std::optional<WorkHandle> started;
+        {
+            Starting starting;
+            if (call()) started.emplace(starting.work(core, written, args...));
+        }
+        if (!started) return general(name, args...);
+        ++count;
+        return work(nb::cast(std::move(*started)), written, core);
     }
 
     template <class Start>

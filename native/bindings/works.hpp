@@ -49,7 +49,7 @@ private:
 // started. `call` holds copies, and the description is that of an array that lives until the operation has ended.
 template <class Call>
 void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& description, nb::handle result, Call&& call) {
-    if (Starting* const starting = Starting::here) {
+    if (Starting* const starting = std::exchange(Starting::here, nullptr)) {
         starting->result = nb::borrow(result);
         starting->task = c.start(
             [call, description](const rankwise::CallOptions& given) {
