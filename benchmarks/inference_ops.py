@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch_distributed import BATCH, LEAST_BATCHES, number, slowest, words
+from torch_distributed import LEAST_BATCHES, SHORT_BATCH, number, slowest, words
 
 import rankwise as rw
 
@@ -121,7 +121,7 @@ def measure(ops: dict[str, Op], x: torch.Tensor, seconds: float) -> dict[str, li
     spent = 0.0
     while spent < seconds * len(calls) or len(times["rw.all_reduce"]) < LEAST_BATCHES:
         for name, call in calls.items():
-            repeats = max(1, min(1000, round(BATCH / max(each[name], 1e-6))))
+            repeats = max(1, min(1000, round(SHORT_BATCH / max(each[name], 1e-6))))
             times[name].append(slowest(call, repeats, control))
             each[name] = min(times[name])
             spent += times[name][-1] * repeats

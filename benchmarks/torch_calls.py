@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
-from torch_distributed import FLOOR, Groups, Nothing, all_gather, measure, number, reduce_scatter
+from torch_distributed import FLOOR, SHORT_BATCH, Groups, Nothing, all_gather, measure, number, reduce_scatter
 
 Call = Callable[[], object]
 CONTENDERS = ("rankwise", FLOOR, "gloo")
@@ -142,7 +142,7 @@ def main() -> None:
         print(f"Calls on {args.size} bytes, {dist.get_world_size()} ranks\n")
         print(f"| | {' | '.join(f'{head} | best' for head in heads)} |\n|---|{'---|' * 2 * len(heads)}")
     for name in names:
-        times = measure({contender: by_group[contender][name] for contender in groups}, args.time)
+        times = measure({contender: by_group[contender][name] for contender in groups}, args.time, SHORT_BATCH)
         cells = []
         for figure in (statistics.median, min):
             ours, floor, gloo = (1e6 * figure(times[contender]) for contender in CONTENDERS)

@@ -31,6 +31,7 @@ FLOOR = "nothing"
 MODELS = [(128, 4), (128, 32), (512, 4)]  # width of the transformer, rows per rank
 LEAST_BATCHES = 5
 BATCH = 0.002  # seconds that a batch should take; it has one call at least
+SHORT_BATCH = 0.0002  # for short calls on a busy machine, where few long batches are undisturbed
 
 Groups = dict[str, dist.ProcessGroup]
 
@@ -86,7 +87,7 @@ def operations(size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], ob
     }
 
 
-def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+def measure(calls: dict[str, Callable[[], object]], seconds: float, batch: float = BATCH) -> dict[str, list[float]]:
     """Seconds per call on the slowest rank, by backend, one for each batch."""
     control = dist.group.WORLD
     fastest = {}  # the least seconds per call so far, on the slowest rank, from which the next batch is planned
@@ -98,7 +99,7 @@ def measure(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
     spent = 0.0
     while spent < seconds or len(times["gloo"]) < LEAST_BATCHES:
         for name, call in calls.items():
-            repeats = max(1, min(1000, round(BATCH / max(fastest[name], 1e-6))))
+            repeats = max(1, min(1000, round(batch / max(fastest[name], 1e-6))))
             each = slowest(call, repeats, control)
             times[name].append(each)
             fastest[name] = min(fastest[name], each)
