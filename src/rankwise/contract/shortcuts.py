@@ -163,6 +163,11 @@ class Shortcuts:
     unless x is short and is sent at once.
     """
 
+    exchange_array: Callable[..., bool] = _not_done
+    """exchange_array(x, dst, out, src, tag): send x, and then receive exactly `out`, which may be x. Nothing is done
+    unless x is short and is sent at once.
+    """
+
     irecv_array_up_to: Callable[..., Any] = nothing
     """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that is `started`, whose result is
     None.

@@ -185,6 +185,10 @@ class PointToPoint(GroupBase):
             >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
             True
         """
+        if not async_op and not self._kept:
+            like = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            if self._shortcuts.exchange_array(x, dst, like, src, tag):
+                return like
         given, to, number = self._outgoing(x, dst, tag)
         if out is not None:
             into = buffers.writable(out)
