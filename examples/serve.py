@@ -1,0 +1,56 @@
+"""A pool of two ranks keeps a model whose layers are split over them, and generates text by calls.
+
+    python examples/serve.py
+
+A server would take the requests from its clients; this program makes them itself, and kills a rank between two of
+them. It needs torch, and cloudpickle to send its functions to the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+
+import torch
+import torch.distributed as dist
+
+import rankwise as rw
+from tensor_parallel import Decoder, generate, split
+
+
+def load() -> int:
+    """Take this rank's part of the model; on every rank, and again after a loss. Returns the process's number."""
+    if dist.is_initialized():
+        dist.destroy_process_group()  # the group of which a rank was lost
+    group = rw.init()
+    meeting = group.broadcast_object(tempfile.mktemp())  # torch's ranks meet in a file that is of this group alone
+    store = dist.FileStore(meeting, group.world_size)
+    dist.init_process_group("rankwise", store=store, rank=group.rank, world_size=group.world_size)
+    torch.manual_seed(0)  # a real model reads its part of the weights from a file
+    rw.local.model = split(Decoder(), dist.new_group())
+    return os.getpid()
+
+
+def answer(prompt: list[int]) -> list[int]:
+    return generate(rw.local.model, torch.tensor([prompt]), 8)[0].tolist()
+
+
+def main() -> None:
+    with rw.Pool(2) as pool:  # between two calls, its ranks sleep
+        pids = pool.run(load)
+        for request in range(4):
+            prompt = list(range(request, request + 16))
+            if request == 2:
+                os.kill(pids[1], signal.SIGKILL)
+            try:
+                tokens = pool.run(answer, prompt)[0]  # every rank has the same tokens
+            except rw.PeerLostError as error:
+                print(f"request {request}: {error}; its rank is replaced, and the model loaded again", flush=True)
+                pids = pool.run(load)
+                tokens = pool.run(answer, prompt)[0]
+            print(f"request {request}: {len(tokens)} tokens, {tokens}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
