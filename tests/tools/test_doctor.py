@@ -37,6 +37,17 @@ def test_facts_name_the_usable_cores() -> None:
     assert found["shared memory"].value == "works"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_on_several_numa_nodes_it_names_the_command_that_binds_ranks(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {number: frozenset({number}) for number in range(count)}
+    monkeypatch.setattr("rankwise.system.topology.nodes", lambda cpus: nodes)
+    value, note = FACTS["NUMA nodes"]()
+    assert value == str(count)
+    assert note.endswith("; rankwise run -n 2 --bind numa keeps each rank on a node of its own") == (count == 2)
+
+
 def test_a_missing_fact_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> tuple[str, str]:
         raise OSError("no such thing")

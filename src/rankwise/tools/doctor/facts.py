@@ -72,6 +72,8 @@ def _numa_nodes() -> tuple[str, str]:
     caches = topology.last_level_caches(cpus)
     if caches:
         where += "; CPUs that share a last-level cache: " + " and ".join(map(topology.cpus_text, caches))
+    if len(nodes) > 1:
+        where += f"; rankwise run -n {len(nodes)} --bind numa keeps each rank on a node of its own"
     return f"{len(nodes)}", where
 
 
