@@ -24,15 +24,6 @@ struct OpName {
 
 std::array<OpName, 5> op_names;  // made when the module is imported
 
-// A reduction by its name or by its number.
-std::optional<ReduceOp> reduction(nb::handle op) {
-    if (PyLong_CheckExact(op.ptr())) return checked_op(nb::cast<int>(op));
-    if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;
-    for (const OpName& known : op_names)
-        if (known.text == op.ptr() || PyUnicode_Compare(known.text, op.ptr()) == 0) return known.op;
-    return std::nullopt;
-}
-
 // Arrays: the ranks compare their arrays' shapes, and autograd is notified of what is written. Torch: neither, as in
 // torch.distributed, which moves elements.
 enum class Rules : uint8_t { Arrays, Torch };
@@ -40,6 +31,15 @@ template <Rules rules> Description described(const PlainArray& x) {
     return rules == Rules::Arrays ? x.description() : Description{};
 }
 template <Rules rules> bool done(const PlainArray& written) { return rules == Rules::Torch || written.written(); }
+
+// A reduction: by its name, or by torch's rules, by its number.
+template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
+    if (rules == Rules::Torch) return checked_op(nb::cast<int>(op));
+    if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;
+    for (const OpName& known : op_names)
+        if (known.text == op.ptr() || PyUnicode_Compare(known.text, op.ptr()) == 0) return known.op;
+    return std::nullopt;
+}
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
 bool fits_gathered(const Comm& c, const PlainArray& x, const PlainArray& out) {
@@ -89,7 +89,7 @@ private:
 template <Rules rules> bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const PlainArray x(array, true);
     const Contribution mine(x, given);
-    const auto named = reduction(op);
+    const auto named = reduction<rules>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
     mine.put();
     run(c, x.bytes(), described<rules>(x), array, [=, &c, reduce_op = *named](const CallOptions& options) {
@@ -103,7 +103,7 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
     const Contribution mine(x, given);
-    const auto named = reduction(op);
+    const auto named = reduction<Rules::Arrays>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
     mine.put();
     run(c, x.bytes(), x.description(), dst == c.rank() ? array : nb::none(),
@@ -147,7 +147,7 @@ template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::h
 
 template <Fits fits, Rules rules> bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    const auto named = reduction(op);
+    const auto named = reduction<rules>(op);
     if (!named || !fits(c, x, result) || !reduce_kernel(DType(x.dtype), *named)) return false;
     run(c, x.bytes(), described<rules>(x), out, [=, &c, reduce_op = *named](const CallOptions& options) {
         c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), reduce_op, options);
@@ -157,9 +157,8 @@ template <Fits fits, Rules rules> bool reduce_scatter(Comm& c, nb::handle array,
 
 template <auto operation> bool scan(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
     const PlainArray x(array, false), result(out, true);
-    const auto named = reduction(op);
-    if (!x || !result || result.dtype != x.dtype || !x.same_shape(result, 0, 0)) return false;
-    if (x.data != result.data && !x.apart_from(result)) return false;
+    const auto named = reduction<Rules::Arrays>(op);
+    if (!x || !result || result.dtype != x.dtype || !x.same_shape(result, 0, 0) || !x.apart_from(result)) return false;
     if (!named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return false;
     run(c, x.bytes(), x.description(), out, [=, &c, reduce_op = *named](const CallOptions& options) {
         (c.*operation)(x.data, result.data, x.count, DType(x.dtype), reduce_op, options);

@@ -389,7 +389,9 @@ def _fast_exscan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
 def _scanned(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any]:
     """This rank's array and the name of the reduction; None for the array if the engine does not take it."""
     into, name = _summable(recvbuf), _engine_name(op)
-    return (None if into is None or name is None else into if in_place(sendbuf) else plain(sendbuf)), name
+    if into is None or name is None:
+        return None, name
+    return (into.copy() if in_place(sendbuf) else plain(sendbuf)), name
 
 
 def _summable(spec: Any) -> Any:
