@@ -6,6 +6,7 @@ Arguments: the dtype of the weights, and the number of ranks.
 import itertools
 import sys
 import time
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -14,22 +15,21 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 TOKENS = 32
 
 dtype = getattr(torch, sys.argv[1])
-dist.init_process_group("gloo")
-if dist.get_rank() == 0:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        initializer_range=0.2,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).to(dtype).save_pretrained("model")
-dist.barrier()
-model = AutoModelForCausalLM.from_pretrained("model", dtype=dtype, tp_plan="auto").eval()
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=2048,
+    hidden_size=512,
+    intermediate_size=1408,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    initializer_range=0.2,
+    eos_token_id=None,
+)
+with TemporaryDirectory() as folder:  # each rank's own: torch's backend "fake" has no barrier
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)  # which only rank 0 of a group would do
+    dist.init_process_group("gloo")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, tp_plan="auto").eval()
 prompt = torch.arange(16)[None]
 options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
 tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
