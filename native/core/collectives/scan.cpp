@@ -10,7 +10,7 @@ void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t
           bool exclusive) {
     StepRing& s = t.ring;
     const size_t bytes = count * item;
-    // from(r): the data of a rank before this one, at the same offset as those that `mine` and `result` are at.
+    // from(r): the piece of a rank before this one that corresponds to `mine`.
     const auto reduce = [=, &s](uint8_t* result, const uint8_t* mine, size_t length, uint64_t step, const auto& from) {
         const void* sources[kMaxRanks];
         for (int r = 0; r < s.rank; ++r) {

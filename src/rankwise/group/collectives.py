@@ -37,9 +37,6 @@ D = TypeVar("D", bound=np.dtype[Any])
 class Collectives(GroupBase):
     """barrier, all_reduce, broadcast, reduce, gather, all_gather, scatter, reduce_scatter and all_to_all."""
 
-    # In the fastest operations async_op is also a positional parameter, because Python calls functions
-    # without keyword-only parameters faster.
-
     @overload
     def barrier(self, *, async_op: Literal[False] = False) -> None: ...
     @overload

@@ -9,9 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 TOKENS = 16
 
-os.environ["LOCAL_SIZE"] = os.environ[
-    "LOCAL_WORLD_SIZE"
-]  # as DeepSpeed's launcher does; its all_reduce crashes without
+# DeepSpeed's launcher sets it; without it, its all_reduce crashes.
+os.environ["LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 config = LlamaConfig(

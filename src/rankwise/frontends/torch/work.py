@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 NO_TIMEOUT = timedelta(0)  # torch's value for it
 POLLS = 64
-"""How often the call that asks for a future looks whether the operation is complete, before it leaves that to a thread:
-for 30 us, in which time the thread would hardly be awake."""
+"""How often a call that asks for a future checks whether the operation is complete before it leaves that to a thread:
+about 30 us, no longer than it takes to wake the thread."""
 
 _making_futures = threading.Lock()
 
