@@ -40,6 +40,24 @@ def test_two_nodes_with_two_threads_per_core(tmp_path: Path) -> None:
     assert [sorted(cpus) for cpus in places("numa", 2, system, [1, 0, 4])] == [[0, 1, 4]] * 2
 
 
+def test_last_level_caches_on_one_node_and_on_two(tmp_path: Path) -> None:
+    one, two = (
+        machine(tmp_path / name, nodes, [str(cpu) for cpu in range(8)])
+        for name, nodes in (("one", ["0-7"]), ("two", ["0-1,4-5", "2-3,6-7"]))
+    )
+    assert places("cache", 2, one, range(8)) == [set(range(8))] * 2  # the kernel does not name the caches
+    assert [min(cpus) for cpus in places("cache", 2, two, range(8))] == [0, 2]
+    for system in one, two:
+        for cpu in range(8):
+            index = Path(system, "cpu", f"cpu{cpu}", "cache", "index3")
+            index.mkdir(parents=True)
+            (index / "level").write_text("3\n")
+            (index / "shared_cpu_list").write_text("0-3\n" if cpu < 4 else "4-7\n")
+    assert [sorted(cpus) for cpus in places("cache", 2, one, range(8))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [sorted(cpus) for cpus in places("cache", 4, two, range(8))] == [[0, 1], [4, 5], [2, 3], [6, 7]]
+    assert [sorted(cpus) for cpus in places("cache", 2, two, [0, 5])] == [[0], [5]]  # what the launcher may use
+
+
 def test_cores_are_taken_in_the_order_of_the_nodes(tmp_path: Path) -> None:
     system = machine(tmp_path, ["0,2", "1,3"], ["0", "1", "2", "3"])
     assert [sorted(cpus) for cpus in places("core", 4, system, range(4))] == [[0], [2], [1], [3]]
@@ -56,6 +74,8 @@ def test_remarks() -> None:
     assert remark("core", [one, one, other]) == "--bind core: 3 ranks share 2 cores"
     assert remark("core", [one, one]) == "--bind core: 2 ranks share 1 core"
     assert remark("numa", [one, one]) == "--bind numa: there is one NUMA node, so every rank may use all CPUs"
+    none = "--bind cache: the kernel names one last-level cache at most, so every rank may use all CPUs"
+    assert remark("cache", [one, one]) == none
     assert remark("numa", [one, one, other]) == remark("numa", [one]) == ""
 
 
@@ -105,7 +125,7 @@ def test_torchruns_word_and_none() -> None:
 def test_an_unknown_place(capfd: pytest.CaptureFixture[str]) -> None:
     done = rankwise(capfd, "run", "-n", "1", "--bind", "socket", "true")
     assert done.returncode == 2
-    assert "expected core, numa or none, got 'socket'" in done.stderr
+    assert "expected core, cache, numa or none, got 'socket'" in done.stderr
 
 
 def test_openmp_threads_are_the_cpus_of_a_rank() -> None:

@@ -37,15 +37,25 @@ def test_facts_name_the_usable_cores() -> None:
     assert found["shared memory"].value == "works"
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_on_several_numa_nodes_it_names_the_command_that_binds_ranks(
-    count: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("nodes", "caches", "advice"),
+    [
+        (1, 1, "CPUs that share a last-level cache: 0"),
+        (1, 3, "; rankwise run -n 3 --bind cache keeps each rank on a cache of its own"),
+        (2, 4, "; rankwise run -n 2 --bind numa keeps each rank on a node of its own"),
+        (2, 0, "; rankwise run -n 2 --bind numa keeps each rank on a node of its own"),
+    ],
+)
+def test_it_names_the_command_that_binds_ranks(
+    nodes: int, caches: int, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = {number: frozenset({number}) for number in range(count)}
-    monkeypatch.setattr("rankwise.system.topology.nodes", lambda cpus: nodes)
+    pretended = {number: frozenset({number}) for number in range(nodes)}
+    monkeypatch.setattr("rankwise.system.topology.nodes", lambda cpus: pretended)
+    sharing = [frozenset({number}) for number in range(caches)]
+    monkeypatch.setattr("rankwise.system.topology.last_level_caches", lambda cpus: sharing)
     value, note = FACTS["NUMA nodes"]()
-    assert value == str(count)
-    assert note.endswith("; rankwise run -n 2 --bind numa keeps each rank on a node of its own") == (count == 2)
+    assert value == str(nodes)
+    assert note.endswith(advice)
 
 
 def test_a_missing_fact_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,11 +60,11 @@ another status than 0. A line says at once which rank was lost, how and where, t
 it, and the exit code is 0 if all other ranks exit with 0. A rank that exits with 0 has finished. The
 program must take part: rankwise.elastic does it all, group.restore() and group.shrink() one step of it.
 
-With --bind core or --bind numa each rank may use only one core (all its hardware threads) or one NUMA
-node. The ranks are spread evenly, in order, over the cores or nodes that this command may use, so that
-neighbouring ranks are near each other; if there are more ranks than cores, neighbouring ranks share one,
-and a line says so. rankwise status shows the CPUs of each rank. torchrun's --numa-binding node and
-mpiexec's --bind-to core mean the same.
+With --bind core, cache or numa each rank may use only one core (all its hardware threads), the CPUs of one
+last-level cache, or one NUMA node. The ranks are spread evenly, in order, over those that this command may
+use, so that neighbouring ranks are near each other; if there are more ranks than cores, neighbouring ranks
+share one, and a line says so. rankwise status shows the CPUs of each rank. torchrun's --numa-binding node
+and mpiexec's --bind-to core mean the same.
 
 With --nnodes the job runs on several nodes, usually hosts. Run the command on each of them, with the same
 program, --nnodes and --rendezvous, and its own --node-rank; -n is the number of ranks on that node.
@@ -379,7 +379,8 @@ def _parser() -> Parser:
         type=_binding,
         default="none",
         metavar="WHERE",
-        help="core: each rank may use one core only; numa: one NUMA node only (default: none, the kernel chooses)",
+        help="core: each rank may use one core only; cache: the CPUs of one last-level cache; numa: one NUMA node "
+        "(default: none, the kernel chooses)",
     )
     parser.add_argument(
         "--mpi4py",
@@ -461,8 +462,8 @@ def _local_count(text: str) -> int:
 
 def _binding(text: str) -> str:
     where = "numa" if text == "node" else text  # torchrun's word
-    if where not in ("core", "numa", "none"):
-        raise argparse.ArgumentTypeError(f"expected core, numa or none, got {text!r}")
+    if where not in ("core", "cache", "numa", "none"):
+        raise argparse.ArgumentTypeError(f"expected core, cache, numa or none, got {text!r}")
     return where
 
 

@@ -74,6 +74,8 @@ def _numa_nodes() -> tuple[str, str]:
         where += "; CPUs that share a last-level cache: " + " and ".join(map(topology.cpus_text, caches))
     if len(nodes) > 1:
         where += f"; rankwise run -n {len(nodes)} --bind numa keeps each rank on a node of its own"
+    elif len(caches) > 1:
+        where += f"; rankwise run -n {len(caches)} --bind cache keeps each rank on a cache of its own"
     return f"{len(nodes)}", where
 
 
