@@ -250,6 +250,24 @@ def test_ranks_that_do_not_learn_of_an_error_are_interrupted(pool: rw.Pool) -> N
     assert pool.run(total) == [3.0] * RANKS
 
 
+def fails_while_another_waits_for_no_interrupt() -> None:
+    if rw.init().rank == 0:
+        raise OwnError("rank 0", 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as code in C may wait
+    time.sleep(1000)
+
+
+def test_ranks_that_no_interrupt_reaches_are_replaced() -> None:
+    with rw.Pool(2, timeout=2) as pool:
+        before = pool.run(pid)
+        with pytest.raises(OwnError):
+            pool.run(fails_while_another_waits_for_no_interrupt)
+        after = pool.run(pid)
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        assert pool.run(total) == [2.0] * 2
+
+
 def hides_a_failure() -> str:
     group = rw.init()
     try:

@@ -122,7 +122,8 @@ class Pool(Executor):
 
         It begins when the tasks that were submitted before are done; later ones begin after it. If fn raises on a rank,
         that error is raised here, and operations of the group fail on the other ranks, which are interrupted if they
-        have not ended the call a second later. Before the next `run`, the ranks form a new group, and `rw.init()`
+        have not ended the call a second later. A rank that no interrupt reaches, such as one that waits in C code, is
+        killed and replaced after the pool's timeout. Before the next `run`, the ranks form a new group, and `rw.init()`
         then returns that one.
 
         Raises:

@@ -26,6 +26,7 @@ from rankwise.launch.spawn import died
 from rankwise.pool import wire
 from rankwise.pool.dealer import Dealer, Outcome, Task, TaskFuture
 from rankwise.pool.pickled import Call, PickledRanks, outcome
+from rankwise.system.settings import Settings
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
@@ -72,6 +73,7 @@ class Processes(PickledRanks):
     def __init__(self, n: int, timeout: float | None) -> None:
         super().__init__(n)
         self._timeout = timeout
+        self._patience = Settings.read().timeout if timeout is None else timeout
         self._connections: list[socket.socket | None] = [None] * n
         self._pids = [0] * n
         self._deaths = [0] * n  # of replacements that were not ready, in a row
@@ -190,12 +192,13 @@ class Processes(PickledRanks):
                 if interrupt.count:
                     self.interrupt(ranks.values())  # those whose call came after Ctrl-C
                 deadline: float | None = None
+                signals = [int(signal.SIGKILL), SIGINT]  # for those that go on when one has failed, the last first
                 while ranks:
                     limit = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
                     ready = poll.poll(limit)
                     if not ready:  # the others have had their time
-                        deadline = None
-                        self.interrupt(ranks.values())
+                        self.interrupt(ranks.values(), signals.pop())
+                        deadline = time.monotonic() + self._patience if signals else None
                     for fd, _ in ready:
                         rank, connection = ranks[fd], connections[ranks[fd]]
                         with self._whole(rank):
@@ -205,7 +208,8 @@ class Processes(PickledRanks):
                         if reply is not None:
                             del connections[rank]
                             outcomes.append(outcome(rank, *reply))
-                        if (reply is None or reply[0] == wire.ERROR) and deadline is None and not interrupt.count:
+                        failed = reply is None or reply[0] == wire.ERROR
+                        if failed and deadline is None and signals and not interrupt.count:
                             deadline = time.monotonic() + GRACE
             except BaseException:  # of a signal handler
                 self._leave({rank: connections[rank] for rank in ranks.values()})
