@@ -382,6 +382,23 @@ def test_a_lost_rank_is_named_and_replaced(
     assert lines[0].endswith("; another process takes its place, with an empty rw.local")
 
 
+def test_a_rank_that_dies_as_a_call_begins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rw.Pool(2) as pool:
+        pids, noticed, lost = pool.run(pid), threading.Event(), pool._dealer.lost
+
+        def late(rank: int, error: rw.PeerLostError) -> None:
+            noticed.set()
+            time.sleep(0.5)  # meanwhile the dealer begins a call
+            lost(rank, error)
+
+        monkeypatch.setattr(pool._dealer, "lost", late)
+        os.kill(pids[1], signal.SIGKILL)
+        assert noticed.wait(30)
+        with pytest.raises(rw.PeerLostError, match="rank 1 was killed by SIGKILL"):
+            pool.run(total)
+        assert pool.run(total) == [2.0] * 2
+
+
 def test_a_rank_that_dies_between_calls_is_replaced(pool: rw.Pool) -> None:
     pids = pool.run(os.getpid)
     os.kill(pids[2], signal.SIGKILL)

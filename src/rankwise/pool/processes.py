@@ -174,12 +174,14 @@ class Processes(PickledRanks):
 
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         with self._news:
-            self._lost.clear()
+            connections = dict(enumerate(self._connections))
+            for rank, connection in connections.items():
+                if connection is not None:  # else it has just been lost, of which the dealer may not know yet
+                    self._lost.pop(rank, None)
             self._close_gone()
         with _Interrupt(self.interrupt) as interrupt:
             ranks = interrupt.waiting
             poll = select.poll()
-            connections = dict(enumerate(self._connections))
             outcomes: list[Outcome] = []
             try:
                 for rank, connection in connections.items():
