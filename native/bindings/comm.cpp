@@ -1,7 +1,6 @@
 #include "capi/handles.hpp"
 #include "messages.hpp"
 #include "shortcuts.hpp"
-#include "streams.hpp"
 #include "works.hpp"
 
 using namespace rankwise;
@@ -76,14 +75,15 @@ template <class T, class Given> decltype(auto) converted(const Given& given, con
     else return From<T>::convert(given);
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
-    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep) -> WorkHandle {
+    return [operation](Comm& c, const typename From<std::decay_t<A>>::Type&... args, nb::object keep,
+                       nb::object result) -> WorkHandle {
         (void(From<std::decay_t<A>>::convert(args)), ...);  // throws now what it would throw later
         const auto [place, code] = python_place();
         auto task =
             c.start([&c, operation, args...](
                         const CallOptions& options) { (c.*operation)(converted<std::decay_t<A>>(args, options)...); },
                     place);
-        return {std::move(task), code.is_valid() ? nb::make_tuple(keep, code) : std::move(keep)};
+        return {std::move(task), code.is_valid() ? nb::make_tuple(keep, code) : std::move(keep), std::move(result)};
     };
 }
 template <auto operation> void barrier(Comm& c) {
@@ -91,15 +91,12 @@ template <auto operation> void barrier(Comm& c) {
     (c.*operation)(released.options());
 }
 
-// Runs a Python function on the communicator's stream, in the order of its operations.
-WorkHandle start_call(Comm& c, nb::callable function) {
-    return {c.submit(python_task(std::move(function)), true), nb::none()};
-}
-
-std::vector<WorkHandle> failed_operations(Comm& c) {
-    std::vector<WorkHandle> failed;
-    for (auto& task : c.failed_operations()) failed.emplace_back(std::move(task), nb::none());
-    return failed;
+// Runs a Python function on the communicator's stream, in the order of its operations. at_once: in a thread of the
+// stream; else whoever waits for it may run it.
+WorkHandle start_call(Comm& c, nb::callable function, bool at_once) {
+    return WorkHandle::of_call(std::move(function), [&](std::function<void()> body) {
+        return at_once ? c.submit(std::move(body), true) : c.start_body(std::move(body));
+    });
 }
 
 // Calls a Python function, with no other thread's call between its calls of this communicator.
@@ -153,6 +150,7 @@ void bind_comm(nb::module_& m) {
     const auto description = nb::arg("description") = OwnedDescription();
     // What owns the memory of an operation: it stays alive until the engine no longer uses that memory.
     const auto keep = nb::arg("keep").none() = nb::none();
+    const auto result = nb::arg("result").none() = nb::none();  // what its Work returns
     nb::class_<rankwise_comm_s>(m, "Handle", "What the C API has for a communicator; it lends its address.")
         .def_prop_ro("address", [](const rankwise_comm_s& handle) { return Address(&handle); });
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
@@ -166,7 +164,7 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("world_size", &Comm::world_size)
         .def("set_counted", &Comm::set_counted, nb::arg("now"))
         .def_prop_rw("timeout", &Comm::timeout, &Comm::set_timeout)
-        .def("start_call", &start_call, nb::arg("function"))
+        .def("start_call", &start_call, nb::arg("function"), nb::arg("at_once"))
         .def("call", &call_locked, nb::arg("function"))
         .def("sync", &Comm::sync, Release())
         .def("record_event", &Comm::record_event, nb::arg("event"))
@@ -177,7 +175,7 @@ void bind_comm(nb::module_& m) {
         .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
-        .def("failed_operations", &failed_operations)
+        .def("failed_operations", [](Comm& c) { return works_of(c.failed_operations()); })
         .def("failed", &Comm::failed, Release())
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
         .def("shrink", &Comm::shrink, nb::arg("exclude"), Release())
@@ -200,11 +198,11 @@ void bind_comm(nb::module_& m) {
         op("op"), root("root");
     auto both = [&](Op named, auto operation, const auto&... args) {
         comm.def(name(named), blocking(operation), args..., description, Release());
-        comm.def((std::string("start_") + name(named)).c_str(), started(operation), args..., description, keep);
+        comm.def((std::string("start_") + name(named)).c_str(), started(operation), args..., description, keep, result);
     };
     comm.def("barrier", &barrier<&Comm::barrier>)
         .def("barrier_without_sync", &barrier<&Comm::barrier_without_sync>)
-        .def("start_barrier_without_sync", started(&Comm::barrier_without_sync), description, keep);
+        .def("start_barrier_without_sync", started(&Comm::barrier_without_sync), description, keep, result);
     both(Op::AllReduce, &Comm::all_reduce, ptr, count, dtype, op);
     both(Op::Broadcast, &Comm::broadcast, ptr, count, dtype, root);
     both(Op::Reduce, &Comm::reduce, ptr, count, dtype, op, root);

@@ -1,5 +1,6 @@
 // Translates the core's exceptions to Python's.
 #include "bindings.hpp"
+#include "kept.hpp"
 
 namespace {
 
@@ -29,6 +30,8 @@ void raise_translated(const std::exception_ptr& p) {
     using namespace rankwise;
     try {
         std::rethrow_exception(p);
+    } catch (const Raised& e) {
+        set_error(nb::borrow(e.error->get()));
     } catch (const Interrupted&) {  // the signal handler's exception is pending already
     } catch (const PeerLost& e) {
         set_error(python_error("PeerLostError")(readable(e.what()), nb::arg("rank") = e.rank,

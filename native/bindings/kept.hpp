@@ -16,6 +16,13 @@ private:
     PyObject* object_;
 };
 
+// What a Python function has raised.
+struct Raised final : std::exception {
+    explicit Raised(const nb::python_error& error) : error(std::make_shared<Kept>(nb::borrow(error.value()))) {}
+    const char* what() const noexcept override { return "an exception of Python"; }
+    std::shared_ptr<Kept> error;
+};
+
 inline std::shared_ptr<Kept> kept(nb::object object) {
     return object.is_none() ? nullptr : std::make_shared<Kept>(std::move(object));
 }

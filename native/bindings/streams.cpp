@@ -1,5 +1,3 @@
-#include "streams.hpp"
-
 #include "embedding.hpp"
 #include "stream/events.hpp"
 #include "works.hpp"
@@ -12,7 +10,8 @@ using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
 WorkHandle submit(HostStream& stream, nb::callable function) {
-    return {stream.submit(python_task(std::move(function)), true), nb::none()};
+    return WorkHandle::of_call(std::move(function),
+                               [&](std::function<void()> body) { return stream.submit(std::move(body), true); });
 }
 
 void sync_stream(HostStream& stream, std::optional<double> timeout) {
@@ -21,11 +20,15 @@ void sync_stream(HostStream& stream, std::optional<double> timeout) {
     stream.sync(timeout.value_or(kForever));
 }
 
-// Returns whether all work had run in time, and whether the thread has ended.
-std::tuple<bool, bool> close_stream(HostStream& stream, double timeout) {
-    ReleaseGil released;
-    const bool idle = stream.drain(timeout);
-    return {idle, stream.close(0)};
+// Returns whether all work had run in time, whether the thread has ended, and the works that have failed.
+std::tuple<bool, bool, std::vector<WorkHandle>> close_stream(HostStream& stream, double timeout) {
+    std::vector<std::shared_ptr<Task>> failed;
+    const auto [idle, ended] = without_gil([&] {
+        const bool ran = stream.drain(timeout);
+        failed = stream.take_failed();
+        return std::pair(ran, stream.close(0));
+    });
+    return {idle, ended, works_of(std::move(failed))};
 }
 
 void synchronize(uint64_t event, std::optional<double> timeout) {
@@ -37,17 +40,6 @@ void synchronize(uint64_t event, std::optional<double> timeout) {
 struct HostEvents {};
 
 }  // namespace
-
-std::function<void()> python_task(nb::callable function) {
-    return [function = std::make_shared<Kept>(std::move(function))] {
-        HoldGil gil;
-        PyObject* result = acquiring_gil(
-            [&] { return PyObject_CallNoArgs(function->get()); });  // it may still run when the interpreter shuts down
-        if (result) Py_DECREF(result);
-        else PyErr_WriteUnraisable(function->get());
-        function->release();
-    };
-}
 
 void bind_streams(nb::module_& m) {
     const nb::lock_self locked;
@@ -66,6 +58,7 @@ void bind_streams(nb::module_& m) {
         .def_static("create", [] { return HostStream::create(python()); })
         .def_prop_ro("handle", &HostStream::handle)
         .def("submit", &submit, nb::arg("function"))
+        .def("failed", [](HostStream& stream) { return works_of(stream.take_failed()); })
         .def("idle", &HostStream::idle)
         .def("sync", &sync_stream, nb::arg("timeout").none() = nb::none())
         .def("close", &close_stream, nb::arg("timeout"));

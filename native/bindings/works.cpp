@@ -4,6 +4,15 @@ using namespace rankwise;
 
 thread_local constinit Starting* Starting::here = nullptr;
 
+void PythonCall::run() {
+    const HoldGil gil;
+    PyObject* result = acquiring_gil(
+        [&] { return PyObject_CallNoArgs(function_.get()); });  // it may still run when the interpreter shuts down
+    function_.release();
+    if (result) result_ = std::make_shared<Kept>(nb::steal(result));
+    else throw Raised(nb::python_error());
+}
+
 WorkHandle::~WorkHandle() {
     if (task_ && memory_.is_valid() && !task_->ended()) task_->keep(kept(std::move(memory_)));
 }
@@ -15,6 +24,7 @@ nb::object WorkHandle::wait(nb::handle timeout) {
         else task_->wait(checked_timeout(timeout), released.options());
     }
     memory_.reset();
+    if (const auto call = std::move(call_)) result_ = call->result();
     return result_;
 }
 
@@ -35,4 +45,10 @@ bool WorkHandle::done() {
 std::string WorkHandle::repr() const {
     if (!task_->ended()) return "<Work, not yet waited for>";
     return task_->succeeded() ? "<Work, complete>" : "<Work, failed>";
+}
+
+std::vector<WorkHandle> works_of(std::vector<std::shared_ptr<Task>> tasks) {
+    std::vector<WorkHandle> works;
+    for (auto& task : tasks) works.emplace_back(std::move(task), nb::none());
+    return works;
 }

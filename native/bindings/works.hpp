@@ -3,12 +3,33 @@
 #include "embedding.hpp"
 #include "kept.hpp"
 
+// A Python function that runs once, as a task of a stream.
+class PythonCall {
+public:
+    explicit PythonCall(nb::callable function) : function_(std::move(function)) {}
+    // Throws Raised.
+    void run();
+    // Once it has run: what the function has returned.
+    nb::object result() const { return nb::borrow(result_->get()); }
+
+private:
+    Kept function_;
+    std::shared_ptr<Kept> result_;
+};
+
 // An operation on a stream: a Work. If Python loses it while it is pending, it goes on, and its memory stays alive.
 class WorkHandle {
 public:
     // memory: owns what the engine uses. result: what `wait` returns.
     WorkHandle(std::shared_ptr<rankwise::Task> task, nb::object memory, nb::object result = nb::none())
         : task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)) {}
+    // A call on a stream: submit(function) queues a function, and returns its Task.
+    template <class Submit> static WorkHandle of_call(nb::callable function, const Submit& submit) {
+        const auto call = std::make_shared<PythonCall>(std::move(function));
+        WorkHandle made(submit([call] { call->run(); }), nb::none());
+        made.call_ = call;
+        return made;
+    }
     WorkHandle(WorkHandle&&) = default;
     ~WorkHandle();
     rankwise::Task* operator->() const { return task_.get(); }
@@ -22,7 +43,10 @@ public:
 private:
     std::shared_ptr<rankwise::Task> task_;
     nb::object memory_, result_;
+    std::shared_ptr<const PythonCall> call_;  // which makes the result
 };
+
+std::vector<WorkHandle> works_of(std::vector<std::shared_ptr<rankwise::Task>> tasks);
 
 // While it lives, the calling thread's next call on plain arrays is only started.
 class Starting {

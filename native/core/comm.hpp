@@ -111,7 +111,10 @@ public:
     std::shared_ptr<Task> start(std::function<void(const CallOptions&)> call, const CodePlace& place = {});
     // Runs any function in a thread of the stream, in this order. of_program: it is the program's own code, which may
     // never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false, std::shared_ptr<void> keep = {});
+    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false);
+    // The same for code of the program that makes calls of this communicator. The thread that waits for it runs it, if
+    // no thread of the stream has begun to, as one does when a peer waits for this rank.
+    std::shared_ptr<Task> start_body(std::function<void()> body);
     // Events (stream/events.hpp) on the stream. A recorded event is reached when all operations started so far have
     // run, if the group has not failed by then. After wait_event, later operations, started or called, wait for the
     // event. A wait that exceeds the timeout, or whose event can never be reached, fails the group.
@@ -167,6 +170,7 @@ public:
 private:
     class CallGuard;
     class Operation;
+    class Body;
     template <Op operation> struct Collective;
     template <Op operation>
     void scan_as(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options);
@@ -189,6 +193,9 @@ private:
     GroupMemory::Use begin_call(const CallOptions& options = {});
     void begin_after_others(const CallOptions& options);
     void complete(Started& started, const CallOptions& options);
+    std::shared_ptr<Task> leave(std::shared_ptr<Task> task, bool overlaps, std::string site,
+                                const CodePlace& place = {});
+    void take_back();
     void wait_for_calls();
     // What is no call, but uses the group's memory.
     struct OpenLease {

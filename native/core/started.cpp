@@ -1,6 +1,7 @@
 // Operations that a call only starts, and the communicator's stream.
 #include "call_guard.hpp"
 #include "stream/events.hpp"
+#include "stream/function_task.hpp"
 
 namespace rankwise {
 
@@ -27,8 +28,7 @@ private:
     bool may_run() const override { return !comm_.memory_->in_own_call(); }
     void run(const CallOptions& options) override {
         if (begun()) return comm_.complete(started_, options);
-        comm_.group_.peers[comm_.rank()].idle.store(Idle::None);
-        if (!comm_.stream_.last_not_begun() && comm_.transport_.ring.leave_operation()) comm_.stream_.hurry();
+        comm_.take_back();
         options.before_waiting();
         call_({});
     }
@@ -57,10 +57,44 @@ std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, 
                                          : stream_.enqueue(operation, std::move(site), place);
     }
     const bool overlaps = operation->overlaps();
-    auto task = stream_.enqueue(std::move(operation), std::move(site), place);
+    return leave(std::move(operation), overlaps, std::move(site), place);
+}
+
+// Code of the program that makes several calls.
+class Comm::Body final : public FunctionTask {
+public:
+    Body(Comm& comm, std::function<void()> body) : FunctionTask(std::move(body), true), comm_(comm) {}
+
+private:
+    bool for_waiters() const override { return true; }
+    bool may_run() const override { return !comm_.memory_->in_own_call(); }
+    void run(const CallOptions& options) override {
+        comm_.take_back();
+        options.before_waiting();
+        FunctionTask::run(options);
+    }
+
+    Comm& comm_;
+};
+
+std::shared_ptr<Task> Comm::start_body(std::function<void()> body) {
+    const OpenLease lease(*this);
+    return leave(std::make_shared<Body>(*this, std::move(body)), false, Stream::call_site(transport_.program));
+}
+
+// Queues what has not begun, for whoever waits for it, or for a thread: at once if it shall overlap with the program,
+// or else when a peer waits for this rank.
+std::shared_ptr<Task> Comm::leave(std::shared_ptr<Task> task, bool overlaps, std::string site, const CodePlace& place) {
+    task = stream_.enqueue(std::move(task), std::move(site), place);
     stand_in_.listen();
     if (transport_.ring.leave_operation() || overlaps) stream_.hurry();
     return task;
+}
+
+// Called by what was left, when it begins.
+void Comm::take_back() {
+    group_.peers[rank()].idle.store(Idle::None);
+    if (!stream_.last_not_begun() && transport_.ring.leave_operation()) stream_.hurry();
 }
 
 Comm::StandIn::StandIn(Comm& comm)
@@ -116,9 +150,9 @@ void Comm::complete(Started& started, const CallOptions& options) {
     }
 }
 
-std::shared_ptr<Task> Comm::submit(std::function<void()> body, bool of_program, std::shared_ptr<void> keep) {
+std::shared_ptr<Task> Comm::submit(std::function<void()> body, bool of_program) {
     check_open();
-    return stream_.submit(std::move(body), of_program, std::move(keep), Stream::call_site(transport_.program));
+    return stream_.submit(std::move(body), of_program, Stream::call_site(transport_.program));
 }
 
 void Comm::record_event(uint64_t event) {

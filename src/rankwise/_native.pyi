@@ -66,13 +66,18 @@ class HostStream:
     def create() -> HostStream: ...
     @property
     def handle(self) -> int: ...
-    def submit(self, function: Callable[[], None]) -> Work:
-        """Run the function after the work queued before it. It must not raise."""
+    def submit(self, function: Callable[[], Any]) -> Work:
+        """Run the function after the work queued before it. The Work has its result, or its error."""
+
+    def failed(self) -> list[Work]:
+        """The first hundred that have failed and whose error no `wait` has raised, each once."""
 
     def idle(self) -> bool: ...
     def sync(self, timeout: float | None = None) -> None: ...
-    def close(self, timeout: float) -> tuple[bool, bool]:
-        """Idempotent; never raises. Whether all work ran within `timeout` seconds, and whether the thread has ended."""
+    def close(self, timeout: float) -> tuple[bool, bool, list[Work]]:
+        """Idempotent; never raises. Whether all work ran within `timeout` seconds, whether the thread has ended, and
+        what `failed` returns.
+        """
 
 class HostEvents:
     """Events of this process and its streams, by number; stream 0 is the calling thread. ValueError for others."""
@@ -138,8 +143,11 @@ class Comm(Shortcuts):
     ) -> None: ...
     # All but the barriers also take a Description. start_<name> takes the same arguments, `description` and `keep`, and
     # returns a Work of the communicator's stream, where operations run in order, before any later blocking call.
-    def start_call(self, function: Callable[[], None]) -> Work:
-        """Run a Python function on the stream. It must not raise. Its own calls of this communicator run at once."""
+    def start_call(self, function: Callable[[], Any], at_once: bool) -> Work:
+        """Run a Python function on the stream; the Work has its result. Its own calls of this communicator run at once.
+
+        at_once: in a thread of the stream; else whoever waits for it may run it.
+        """
 
     def set_counted(self, now: bool) -> None:
         """Whether its operations add to `totals`, as they do by default."""

@@ -1,51 +1,11 @@
 #include "stream/stream.hpp"
 
-#include <signal.h>
-
 #include "base/errors.hpp"
+#include "stream/function_task.hpp"
 #include "stream/stream_core.hpp"
 #include "sync/engine_thread.hpp"
 
 namespace rankwise {
-
-namespace {
-
-class FunctionTask final : public Task {
-public:
-    FunctionTask(std::function<void()> body, bool of_program) : body_(std::move(body)), of_program_(of_program) {
-        if (of_program) pthread_sigmask(SIG_SETMASK, nullptr, &signals_);
-    }
-
-private:
-    bool of_program() const override { return of_program_; }
-    void run(const CallOptions& /*options*/) override {
-        const auto body = std::exchange(body_, nullptr);  // released before the task is done, with what it references
-        const Signals of_the_program(*this);
-        body();
-    }
-    // Processes that the program's code starts inherit the thread's signal mask: with all signals blocked, as in the
-    // engine's threads, nothing but SIGKILL would end them.
-    class Signals {
-    public:
-        explicit Signals(const FunctionTask& task) : changed_(task.of_program_) {
-            if (changed_) pthread_sigmask(SIG_SETMASK, &task.signals_, &before_);
-        }
-        ~Signals() {
-            if (changed_) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-        }
-        Signals(const Signals&) = delete;
-
-    private:
-        const bool changed_;
-        sigset_t before_;
-    };
-
-    std::function<void()> body_;
-    const bool of_program_;
-    sigset_t signals_{};  // those that the thread which has submitted it blocks
-};
-
-}  // namespace
 
 Stream::Stream(Embedding& program) : core_(std::make_shared<StreamCore>(program)), pending_(&core_->pending) {}
 
@@ -68,12 +28,8 @@ std::shared_ptr<Task> Stream::enqueue(std::shared_ptr<Task> task, std::string si
     return task;
 }
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool of_program, std::shared_ptr<void> keep,
-                                     std::string site) {
-    core_->check_usable();
-    auto task = std::make_shared<FunctionTask>(std::move(body), of_program);
-    task->keep(std::move(keep));
-    return enqueue(std::move(task), std::move(site));
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool of_program, std::string site) {
+    return enqueue(std::make_shared<FunctionTask>(std::move(body), of_program), std::move(site));
 }
 
 std::shared_ptr<Task> Stream::mark() {

@@ -15,12 +15,14 @@ public:
     // program: whose threads wait for the tasks.
     explicit Stream(Embedding& program = Embedding::none);
     Stream(const Stream&) = delete;
-    ~Stream() { close(0); }
+    ~Stream() {
+        close(0);
+        take_failed();
+    }
     // site, or place: where the program submits it. Throws Closed.
     std::shared_ptr<Task> enqueue(std::shared_ptr<Task> task, std::string site = {}, const CodePlace& place = {});
     // The same for a function. of_program: it is the program's own code, which may never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false, std::shared_ptr<void> keep = {},
-                                 std::string site = {});
+    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false, std::string site = {});
     // A mark at the current end of the queue.
     std::shared_ptr<Task> mark();
     // A mark that is already reached; and another task that has run without being queued.
@@ -52,7 +54,8 @@ public:
     bool drain(double timeout);
     // A thread of the pool runs what is left, unless somebody waits for it before that thread has begun.
     void hurry();
-    // The tasks for waiters that have failed, and whose error no `wait` has thrown. Each is returned once.
+    // The tasks for waiters, or of the program, that have failed, and whose error no `wait` has thrown. Each is
+    // returned once.
     std::vector<std::shared_ptr<Task>> take_failed();
     // Cancels the waiting tasks (they fail with Closed), and waits for the running one. Returns false if it is user
     // code that did not return within `timeout` seconds; then it goes on.

@@ -53,6 +53,7 @@ void StreamCore::help(const Task* last, bool ready_only, const CallOptions& opti
     std::unique_lock lock(mutex);
     if (thread_runs_ || helped_ || closing) return;
     const auto mine = [&](const Task& task) {
+        if (task.of_program() && &task != last) return false;  // what interrupts it belongs to who waits for it
         return task.for_waiters() && task.may_run() && (!ready_only || (task.begun() && task.ready()));
     };
     if (queue.empty() || !mine(*queue.front())) return;
@@ -79,7 +80,8 @@ void StreamCore::run_first(std::unique_lock<std::mutex>& lock, const CallOptions
         const auto finished = std::move(current);
         if (!task.ended()) queue.push_front(finished);
         else {
-            if (task.failure_ && task.for_waiters() && failed.size() < tuning::kMostFailed) failed.push_back(finished);
+            const bool ran = !broken && (task.for_waiters() || task.of_program());
+            if (task.failure_ && ran && failed.size() < tuning::kMostFailed) failed.push_back(finished);
             if (had_begun) begun.fetch_sub(1);
             if (pending.fetch_sub(1) == 1) settled.notify_all();
         }
@@ -153,7 +155,6 @@ bool StreamCore::close(double timeout) {
         const std::lock_guard lock(mutex);
         closing = true;
         cancelled.swap(queue);
-        failed.clear();
         if (awaited) {
             awaited->state_.fetch_add(Task::kWakeUp);
             futex_wake_all(awaited->state_);

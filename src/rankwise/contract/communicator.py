@@ -7,7 +7,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
@@ -224,7 +223,7 @@ class Communicator(Collectives, Closeable):
         """
         return function()
 
-    def start(self, call: Call, keep: object = None) -> Work[None]:
+    def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
         """Start a collective: `start(Call(BROADCAST, ptr, ptr, count, dtype, root=root))`.
 
         Started operations run in that order, before any later blocking call. A backend without a stream of its own runs
@@ -235,18 +234,32 @@ class Communicator(Collectives, Closeable):
                 operation begins until it no longer uses the memory, so nothing is freed too early even if an exception,
                 such as a signal handler's, takes the place of the Work; a message is then cancelled. Without `keep`,
                 the caller keeps the memory alive until the Work is done.
+            result: what the Work returns.
         """
-        return self.start_call(partial(run_keeping, self.run, (call,), keep))
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
-        """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`."""
+        def body() -> Any:
+            run_keeping(self.run, (call,), keep)
+            return result
+
+        return self.start_call(body)
+
+    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+        """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`.
+
+        Args:
+            at_once: whether it runs beside the program as soon as it can. If not, it may be left to whoever waits for
+                it, on this rank or another, which is quicker.
+
+        Returns:
+            A Work whose result is the function's.
+        """
         try:
-            self.call(function)
+            result = self.call(function)
             if not self.blocking:
                 self.sync()
         except Exception as error:  # noqa: BLE001 - the Work raises every error
-            return Completed(error)
-        return Completed()
+            return Completed(error=error)
+        return Completed(result)
 
     def name_group(self, name: str) -> None:
         """Show the group by this name, where this rank's operations are shown: in errors, status and traces."""

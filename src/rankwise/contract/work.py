@@ -145,15 +145,16 @@ def adopt(kind: type) -> None:
     Work.register(kind)
 
 
-class Completed(Work[None]):
-    """An operation that ran as soon as it was started. `wait` raises its error, if any."""
+class Completed(Work[Any]):
+    """An operation that ran as soon as it was started. `wait` returns its result, or raises its error, if any."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
+    def __init__(self, result: Any = None, error: Exception | None = None) -> None:
+        self._result, self._error = result, error
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> Any:
         if self._error is not None:
             raise self._error
+        return self._result
 
     def done(self) -> bool:
         return True

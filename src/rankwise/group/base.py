@@ -73,7 +73,8 @@ class GroupBase:
         self._check_memory(given)
         if given is not None:
             call = shaped(call, given.shape)
-        if (reads is not None and reads.packed) or (writes is not None and writes.packed):
+        packed = (reads is not None and reads.packed) or (writes is not None and writes.packed)
+        if packed or (async_op and writes is not None and not writes.in_place):
 
             def body() -> Any:
                 if writes is not reads:
@@ -86,12 +87,9 @@ class GroupBase:
         if writes is not reads:
             self._order(writes)
         if async_op:
-            work = self.comm.start(call, keep=(reads, writes))
-            if writes is not None and writes.in_place:
-                # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have
-                # been used in a computation that autograd follows.
-                finish = partial(_same, writes.finish())
-            return ArrayWork(work, finish, self.pending, (self, reads, writes)).started()
+            # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have been used
+            # in a computation that autograd follows.
+            return self.pending.own(self.comm.start(call, (self, reads, writes), finish()))
         self._collectives.run(call)
         return finish()
 
@@ -102,9 +100,8 @@ class GroupBase:
             body = partial(_after, partial(self._pack, reads), body)
         if not async_op:
             return self.comm.call(body)
-        results: list[T] = []
-        work = self.comm.start_call(lambda: results.append(body()))
-        return ArrayWork(work, results.pop, self.pending).started()
+        at_once = reads is None or reads.count * reads.dtype.itemsize >= _OVERLAPPED
+        return self.pending.own(self.comm.start_call(body, at_once))
 
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
@@ -239,15 +236,15 @@ def _after(first: Callable[[], object], then: Callable[[], T]) -> T:
     return then()
 
 
-def _same(value: T) -> T:
-    return value
-
-
 def nothing() -> None:
     """The result of an operation that has none: None."""
 
 
 MAX_TAG = 2**31 - 1
+
+_OVERLAPPED = 512 << 10
+"""Started operations on so many bytes run beside the program; shorter ones may be left to whoever waits. As of the
+engine's own."""
 
 
 def check_tag(value: int) -> int:

@@ -21,6 +21,7 @@ from rankwise._native import HostEvents, HostStream
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
+from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from logging import Logger
 
 T = TypeVar("T")
-
-MOST_FAILURES = 100  # failures that one stream keeps until `synchronize` raises them; older ones are logged
 
 
 class Event:
@@ -93,78 +92,12 @@ class Event:
             destroy(self.handle)
 
 
-class StreamWork(Work[T]):
-    """A function on a Stream; `wait` returns its result or raises its error."""
-
-    def __init__(self, stream: Stream, function: Callable[[], T]) -> None:
-        self._function: Callable[[], T] | None = function
-        self._failures = stream._failures
-        self.waited = False
-        """Whether `wait` has raised its error."""
-        self._value: T
-        self._error: BaseException | None = None
-        self._task = stream._native.submit(self._run)
-
-    def _run(self) -> None:
-        assert self._function is not None  # it runs only once
-        try:
-            self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - `wait` raises every error
-            self._error = error
-            self._failures.add(self)
-        self._function = None
-
-    def wait(self, timeout: float | None = None) -> T:
-        """Block until the function has run.
-
-        Args:
-            timeout: seconds; None waits without limit.
-
-        Raises:
-            CollectiveTimeout: the time is over; the function stays queued.
-            ClosedError: the function was dropped; or the error of the group for which it waited is raised.
-        """
-        self._task.wait(None if timeout is None else check_wait(timeout))
-        if self._error is not None:
-            self.waited = True
-            raise self._error
-        return self._value
-
-    def done(self) -> bool:
-        return self._task.done()
-
-    def _settle(self, timeout: float) -> None:
-        self._task.wait(timeout)
-
-
-class _Failures:
-    """The works of a stream whose errors have not been raised to the caller yet."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.works: deque[StreamWork[Any]] = deque()
-
-    def add(self, work: StreamWork[Any]) -> None:
-        self.works.append(work)
-        if len(self.works) > MOST_FAILURES:
-            self.log_one()
-
-    def log_one(self) -> None:
-        work = self.works.popleft()
-        if not work.waited:
-            _log().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=work._error)
-
-    def log_all(self) -> None:
-        while self.works:
-            self.log_one()
-
-
 class Stream(Closeable):
     """An ordered queue of functions, run one after the other by a thread of the stream's own.
 
     The thread starts with the first function and sleeps while the queue is empty. Any thread may submit. The error of a
-    function is raised by its Work, or else by the next `synchronize`; an error that neither has raised is logged. Later
-    functions run regardless.
+    function is raised by its Work, or else by the next `synchronize`; an error that neither has raised is logged when
+    the stream is closed, the first hundred of them. Later functions run regardless.
 
     `close`, the end of a `with` block, the destructor and the end of the program give queued functions one second, then
     drop the rest (their Works raise ClosedError) and log that; they never raise and never hang. A function that is
@@ -188,7 +121,7 @@ class Stream(Closeable):
         self._pid = os.getpid()
         self._closed = False
         self.name = name or f"stream {self._native.handle}"
-        self._failures = _Failures(self.name)
+        self._failed: deque[FailedWork] = deque()
         _open[next(_numbers)] = self
 
     def __repr__(self) -> str:
@@ -202,10 +135,13 @@ class Stream(Closeable):
     def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Work[T]:
         """Queue `function(*args, **kwargs)` and return its Work at once.
 
+        The Work's `wait` without a timeout waits without limit. It raises ClosedError if the function was dropped, and
+        the error of a failed group if the function had to wait for its event.
+
         Raises:
             ClosedError: the stream is closed.
         """
-        return StreamWork(self, (lambda: function(*args, **kwargs)) if args or kwargs else function)
+        return self._native.submit((lambda: function(*args, **kwargs)) if args or kwargs else function)
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record the event, or a new one, at the present end of the queue, and return it."""
@@ -237,7 +173,8 @@ class Stream(Closeable):
             CollectiveTimeout: the time is over.
         """
         self._native.sync(None if timeout is None else check_wait(timeout))
-        raise_first(self._failures.works)
+        self._failed += self._native.failed()
+        raise_first(self._failed)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give queued functions up to `timeout` seconds, then drop the rest. May be repeated.
@@ -249,14 +186,17 @@ class Stream(Closeable):
             return
         timeout = check_wait(timeout, optional=False)
         self._closed = True
-        ran, ended = self._native.close(timeout)
+        ran, ended, failed = self._native.close(timeout)
         if not ran:
             left = "" if ended else "; a function is still running and was left on its thread"
             _log().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
-        self._failures.log_all()
+        for work in [*self._failed, *failed]:
+            if not work.waited:
+                error = work.exception()
+                _log().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=error)
 
     def __del__(self) -> None:
-        if hasattr(self, "_failures"):  # absent if __init__ raised
+        if hasattr(self, "_failed"):  # absent if __init__ raised
             self.close()
 
 

@@ -46,6 +46,13 @@ class Pending:
             self._sweep_at = max(_FEW, 4 * len(self.works))
         self.works[id(work)] = work
 
+    def own(self, work: Work[T]) -> Work[T]:
+        """The Work of an operation that was started and goes on even if the caller drops it.
+
+        It is the communicator's own if that keeps its memory and tells of its failure, as the engine's does.
+        """
+        return work if hasattr(work, "waited") else ArrayWork(work, work.wait, self).started()
+
     def remove(self, work: ArrayWork[Any]) -> None:
         self.works.pop(id(work), None)
 
@@ -84,6 +91,8 @@ class Pending:
                     work.fail(ClosedError(f"the operation was not complete when {self.name} was closed"))
             errors = [work.exception() for work in self.failed if not work.waited]
             errors = [error for error in errors if not isinstance(error, ClosedError)]
+            late = [work.exception() for work in self._comm.shortcuts.failed_operations()]
+            errors += [error for error in late if not isinstance(error, RankwiseError)]
             if errors:
                 self._log(errors)
         self.works.clear()
@@ -139,7 +148,7 @@ class ArrayWork(Work[T]):
     closed.
     """
 
-    def __init__(self, inner: Work[None], finish: Callable[[], T], pending: Pending, keep: object = None) -> None:
+    def __init__(self, inner: Work[Any], finish: Callable[[], T], pending: Pending, keep: object = None) -> None:
         self._inner = inner
         self._finish: Callable[[], T] | None = finish
         self._keep = keep

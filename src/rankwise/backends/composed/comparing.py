@@ -101,7 +101,7 @@ class ComparingCommunicator(OpenCommunicator):
         if not self._call_lock._is_owned():  # type: ignore[attr-defined]
             self._queue.drain()
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
+    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
         self._check_refusal()
         return self._queue.put(partial(self.call, function))
 

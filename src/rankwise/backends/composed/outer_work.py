@@ -7,14 +7,14 @@ from typing import Any
 from rankwise.contract.work import Work
 
 
-class OuterWork(Work[None]):
+class OuterWork(Work[Any]):
     """Passes everything on to another Work, `inner`. A subclass overrides the methods to which it adds something."""
 
-    def __init__(self, inner: Work[None]) -> None:
+    def __init__(self, inner: Work[Any]) -> None:
         self.inner = inner
 
-    def wait(self, timeout: float | None = None) -> None:
-        self.inner.wait(timeout)
+    def wait(self, timeout: float | None = None) -> Any:
+        return self.inner.wait(timeout)
 
     def done(self) -> bool:
         return self.inner.done()

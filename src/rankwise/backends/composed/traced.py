@@ -131,9 +131,9 @@ class TracedCommunicator(Communicator):
         traced.former_ranks = new.former_ranks
         return traced
 
-    def start(self, call: Call, keep: object = None) -> Work[None]:
+    def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
         entry = self._begin(call, background=True)
-        return TracedWork(self._entered(entry, self._inner.start, call, keep), entry)
+        return TracedWork(self._entered(entry, self._inner.start, call, keep, result), entry)
 
     def name_group(self, name: str) -> None:
         self._writer.name_group(self._group, name)
@@ -206,14 +206,14 @@ class TracedWork(OuterWork):
     matches: it is a receive from any rank or with any tag, whose message is known when it is complete.
     """
 
-    def __init__(self, inner: Work[None], entry: WrittenOperation, *, matches: bool = False) -> None:
+    def __init__(self, inner: Work[Any], entry: WrittenOperation, *, matches: bool = False) -> None:
         super().__init__(inner)
         self._entry, self._matches = entry, matches
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> Any:
         self._entry.wait()
         try:
-            super().wait(timeout)
+            result = super().wait(timeout)
         except BaseException:
             if self.done():
                 self._entry.end(failed=True)
@@ -221,6 +221,7 @@ class TracedWork(OuterWork):
         if self._matches:
             self._entry.matched(self.source, self.tag)
         self._entry.end()
+        return result
 
     def cancel(self) -> bool:
         cancelled = super().cancel()

@@ -5,24 +5,26 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.work import Work
 
 
-class Task(Work[None]):
-    """A function in a WorkQueue. `wait` raises what it raised."""
+class Task(Work[Any]):
+    """A function in a WorkQueue. `wait` returns what it returned, or raises what it raised."""
 
-    def __init__(self, function: Callable[[], None], thread: threading.Thread) -> None:
-        self._function: Callable[[], None] | None = function
+    def __init__(self, function: Callable[[], Any], thread: threading.Thread) -> None:
+        self._function: Callable[[], Any] | None = function
         self._thread = thread
+        self._value: Any = None
         self._error: BaseException | None = None
         self._over = threading.Event()
 
     def run(self) -> None:
         assert self._function is not None
         try:
-            self._function()
+            self._value = self._function()
         except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
             self._error = error
         self.end()
@@ -32,7 +34,7 @@ class Task(Work[None]):
         self._over.set()  # set before the function is released, which may close the group
         self._function = None
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> Any:
         if not self._over.is_set() and threading.current_thread() is self._thread:
             raise RankwiseError("work on a stream cannot wait for work queued behind it on the same stream")
         if not self._over.wait(timeout):
@@ -40,6 +42,7 @@ class Task(Work[None]):
             raise CollectiveTimeout(f"the operation was not complete within {limit:g} s", limit=limit)
         if self._error is not None:
             raise self._error
+        return self._value
 
     def done(self) -> bool:
         return self._over.is_set()
@@ -62,7 +65,7 @@ class WorkQueue:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def put(self, function: Callable[[], None]) -> Task:
+    def put(self, function: Callable[[], Any]) -> Task:
         task = Task(function, self._thread)
         with self._lock:
             if self._closed:

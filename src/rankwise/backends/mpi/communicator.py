@@ -139,7 +139,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         elif seconds > SPIN:  # no sleep, as MPI makes progress only when it is called
             os.sched_yield()
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
+    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
         if self._transport.concurrent:
             return super().start_call(function)
         return Communicator.start_call(self, function)

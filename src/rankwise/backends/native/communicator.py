@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,39 +26,13 @@ from rankwise.system import tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
 
+T = TypeVar("T")
+
 # ---- the Works of the engine, and its receives of messages of any length ----
 
 adopt(_native.Work)
 adopt(_native.Request)
 Arrival.register(_native.Request)
-
-
-class EngineCall(Work[None]):
-    """A Python function that runs on the communicator's stream; `wait` raises what it raised."""
-
-    def __init__(self, comm: _native.Comm, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-        self._error: BaseException | None = None
-        self._over = False
-        self._task = comm.start_call(self._run)
-
-    def _run(self) -> None:
-        function, self._function = self._function, None  # and release what it references
-        assert function is not None  # it runs once
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, `wait` raises it
-            self._error = error
-        self._over = True  # set before the function is released, which may close the group
-
-    def done(self) -> bool:
-        return self._over or self._task.done()
-
-    def wait(self, timeout: float | None = None) -> None:
-        if not self._over:
-            self._task.wait(timeout)
-        if self._error is not None:
-            raise self._error
 
 
 _ANY_DTYPE = -1
@@ -167,12 +141,12 @@ class EngineCommunicator(OpenCommunicator):
     def run(self, call: Call) -> None:
         getattr(self._comm, _engine_name(call.operation))(*_arguments(call))
 
-    def start(self, call: Call, keep: object = None) -> Work[None]:
-        start: Callable[..., Work[None]] = getattr(self._comm, f"start_{_engine_name(call.operation)}")
-        return start(*_arguments(call), keep=keep)
+    def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
+        start: Callable[..., Work[Any]] = getattr(self._comm, f"start_{_engine_name(call.operation)}")
+        return start(*_arguments(call), keep=keep, result=result)
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
-        return EngineCall(self._comm, function)
+    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+        return self._comm.start_call(function, at_once)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         return self._comm.send(ptr, count, dtype, dest, tag, keep)

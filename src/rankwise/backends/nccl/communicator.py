@@ -161,22 +161,22 @@ class NcclCommunicator(ComposedCommunicator):
             message.wait()
         self._cuda.sync_comm_stream()
 
-    def start(self, call: Call, keep: object = None) -> Work[None]:
+    def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
         """Launch it now. The Work is done when the device has completed it."""
         try:
             self.run(call)
         except RankwiseError as error:
-            return Completed(error)
+            return Completed(error=error)
         event = self._cuda.create_event()
         self._cuda.record_on_comm_stream(event)
-        return LaunchedWork(self._wait_for, self._cuda, event, keep)
+        return LaunchedWork(self._wait_for, self._cuda, event, keep, result)
 
     def call(self, function: Callable[[], T]) -> T:
         with self._call_lock:
             self._cuda.sync_comm_stream()
             return function()
 
-    def start_call(self, function: Callable[[], None]) -> Work[None]:
+    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
         """Call it now, after the device has reached the end of the stream."""
         return Communicator.start_call(self, function)
 
@@ -459,15 +459,19 @@ class NcclCommunicator(ComposedCommunicator):
             self._side.close(timeout)
 
 
-class LaunchedWork(Work[None]):
+class LaunchedWork(Work[Any]):
     """An operation on the communicator's stream."""
 
-    def __init__(self, wait_for: Callable[..., None], streams: CudaStreams, event: int, keep: object) -> None:
+    def __init__(
+        self, wait_for: Callable[..., None], streams: CudaStreams, event: int, keep: object, result: Any
+    ) -> None:
         """wait_for: the communicator's way to wait. event: marks the operation's end. keep: what owns its memory."""
         self._wait_for, self._streams, self._event, self._keep = wait_for, streams, event, keep
+        self._result = result
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> Any:
         counting.waits(self._wait_for, self.done, timeout)
+        return self._result
 
     def done(self) -> bool:
         return self._streams.reached(self._event)

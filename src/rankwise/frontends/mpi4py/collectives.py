@@ -41,8 +41,6 @@ from rankwise.frontends.mpi4py.specs import (
     simple,
     vector,
 )
-from rankwise.group.base import nothing
-from rankwise.group.work import ArrayWork
 
 Body = Callable[[], None]
 """What a collective does once its arguments are known."""
@@ -483,9 +481,7 @@ def _kept(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ..
 
 
 def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
-    body = prepare(c, *args, **options)
-    keep = (c.group, args, options)
-    return Pending(ArrayWork(c.comm.start_call(body), nothing, c.group.pending, keep).started())
+    return Pending(c.group.pending.own(c.comm.start_call(prepare(c, *args, **options), at_once=False)))
 
 
 def _methods(

@@ -20,7 +20,6 @@ from rankwise.frontends.mpi4py.requests import Request
 from rankwise.frontends.mpi4py.status import UNDEFINED
 from rankwise.frontends.mpi4py.topology import Cartesian, Grid, Topologies
 from rankwise.frontends.mpi4py.world import WORLD
-from rankwise.group.work import ArrayWork
 
 COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED = range(1, 5)
 KEYVAL_INVALID, KEY_TAG_UB, KEY_HOST, KEY_IO, KEY_WTIME_IS_GLOBAL, KEY_UNIVERSE_SIZE, KEY_APPNUM, KEY_LASTUSEDCODE = (
@@ -139,14 +138,13 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
         """The copy is null until the request is complete."""
-        c, copy, groups = self._live(), type(self)(), list[Any]()
+        c, copy = self._live(), type(self)()
         same = type(self)(self)  # the program may free its own handle meanwhile
 
-        def finish() -> None:
-            copy._h = same._copied(groups.pop(), info)
+        def body() -> None:
+            copy._h = same._copied(c.group.dup(), info)
 
-        work = c.comm.start_call(lambda: groups.append(c.group.dup()))
-        return copy, Request._of(Pending(ArrayWork(work, finish, c.group.pending, c.group).started()))
+        return copy, Request._of(Pending(c.group.pending.own(c.comm.start_call(body))))
 
     Idup_with_info = Idup
 

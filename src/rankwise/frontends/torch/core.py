@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from rankwise.contract.communicator import Communicator
+from rankwise.contract.communicator import Communicator, run_keeping
 from rankwise.contract.communicator import complete as with_all
 from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.tensors import Memory, packed
 from rankwise.frontends.torch.work import Started, complete, started
-from rankwise.group.base import nothing
-from rankwise.group.work import ArrayWork, Pending, Several
+from rankwise.group.work import Pending, Several
 
 UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
 
@@ -69,10 +68,7 @@ class Core:
         if not self.dispatched:
             warn_in_backward(results, call.operation.name)
         if is_async(opts) and get_ident() != self._stream:
-            inner = self.comm.start(call, (self, results, memories))
-            if hasattr(inner, "waited"):  # it keeps its memory, and tells of its failure itself
-                return self._noted(started(inner, results, self))
-            return self._begun(inner, results, None, memories)
+            return self._begun(self.comm.start(call, (self, results, memories)), results)
         self.collectives.run(call)
         return complete(results) if is_async(opts) else None
 
@@ -84,8 +80,8 @@ class Core:
         limit = opts.timeout.total_seconds() if opts.timeout != UNSET else None
         if limit is None and not packed(memories) and is_async(opts) and get_ident() != self._stream:
             self._count(results, operation)
-            keep = (results, memories)
-            return self._begun(Several([self.comm.start(call, keep) for call in calls]), results, None, memories)
+            keep = (self, results, memories)
+            return self._begun(Several([self.comm.start(call, keep) for call in calls]), results)
         return self.run_body(partial(self._call_all, calls, memories, limit), opts, results, operation, memories)
 
     def run_body(
@@ -94,7 +90,7 @@ class Core:
         """Run a function that makes several blocking calls by `comm.call`, as one operation."""
         self._count(results, operation)
         if is_async(opts) and get_ident() != self._stream:
-            return self._begun(self.comm.start_call(body), results, None, keep)
+            return self._begun(self.comm.start_call(partial(run_keeping, body, (), keep)), results)
         body()
         return complete(results) if is_async(opts) else None
 
@@ -107,7 +103,7 @@ class Core:
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""
         pending = [work.inner for work in works if isinstance(work, Started)]
-        return self._begun(Several(pending), results, None, works) if pending else complete(results)
+        return self._begun(Several(pending), results) if pending else complete(results)
 
     def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
         body = partial(self._steps, calls, memories)
@@ -131,19 +127,9 @@ class Core:
             if memory.finish is not None:
                 memory.finish()
 
-    def _begun(
-        self,
-        inner: OurWork[None],
-        results: Results,
-        finish: Callable[[], Any] | None,
-        keep: object,
-        message: bool = False,
-    ) -> Work:
+    def _begun(self, inner: OurWork[Any], results: Results, message: bool = False) -> Work:
         """torch's Work for a pending operation. message: it is not on the stream."""
-        work = ArrayWork(inner, finish or nothing, self._pending, (self, results, keep)).started()
-        return self._noted(started(work, results, self, message))
-
-    def _noted(self, work: Started) -> Started:
+        work = started(self._pending.own(inner), results, self, message)
         if self._together is not None:
             self._together.append(work)
         return work

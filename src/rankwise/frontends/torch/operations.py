@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -18,11 +18,14 @@ from rankwise.contract.errors import PeerLostError, UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.timeouts import check_timeout
+from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.core import UNSET, Core
 from rankwise.frontends.torch.reductions import BY_HASH, moved
 from rankwise.frontends.torch.tensors import source, target
 from rankwise.frontends.torch.work import Started
+from rankwise.group.base import nothing
+from rankwise.group.work import ArrayWork
 from rankwise.system.membership import LEFT_OUT, Membership
 from rankwise.system.settings import Settings
 
@@ -62,7 +65,7 @@ class TorchMessages(Core):
             memory.pack()  # a message begins when it is called, not when the stream comes to it
         dst, number = self._check_root(dstRank), _check_tag(tag)
         work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), dst, number, (tensor, memory))
-        return self._begun(work, tensors, None, memory, message=True)
+        return self._message(work, tensors, nothing, memory)
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
         return self._receive(tensors, self._check_root(srcRank), tag)
@@ -84,7 +87,11 @@ class TorchMessages(Core):
                 memory.finish()
             return work.source if src == ANY else src
 
-        return self._begun(work, tensors, finish, memory, message=True)
+        return self._message(work, tensors, finish, memory)
+
+    def _message(self, inner: OurWork[None], tensors: list[Tensor], finish: Callable[[], Any], keep: object) -> Work:
+        work = ArrayWork(inner, finish, self._pending, (self, tensors, keep)).started()
+        return self._begun(work, tensors, message=True)
 
 
 class Operations(TorchCollectives, TorchMessages):
