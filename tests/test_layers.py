@@ -87,7 +87,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
-    "pool": {"Segment", "SegmentView", "end_with"},
+    "pool": {"FileCopy", "Segment", "SegmentView", "end_with"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }
 # A tool may list the backends; it opens none.

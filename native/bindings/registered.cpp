@@ -5,11 +5,14 @@
 #include "bindings.hpp"
 
 #include <numpy/arrayobject.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <system_error>
 
 using namespace rankwise;
 
@@ -23,6 +26,23 @@ template <class Memory> nb::dict interface_of(const Memory& memory) {
     d["data"] = nb::make_tuple(Address(memory.data()), false);
     return d;
 }
+
+// This process's own copy of a file, page by page as it writes to it. Python's mmap would keep a descriptor open.
+class FileCopy {
+public:
+    FileCopy(int fd, uint64_t bytes)
+        : data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0)), bytes_(bytes) {
+        if (data_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+    }
+    FileCopy(const FileCopy&) = delete;
+    ~FileCopy() { munmap(data_, bytes_); }
+    void* data() const { return data_; }
+    uint64_t bytes() const { return bytes_; }
+
+private:
+    void* data_;
+    uint64_t bytes_;
+};
 
 // The allocator behind a memory handler. The arrays that it allocates keep it alive.
 class Allocator {
@@ -139,6 +159,9 @@ void bind_registered(nb::module_& m) {
         .def_prop_ro("ticket", &SharedBlock::ticket)
         .def_prop_ro("offset", &SharedBlock::offset)
         .def_prop_ro("__array_interface__", &interface_of<SharedBlock>);
+    nb::class_<FileCopy>(m, "FileCopy", "This process's own writable copy of a file, which need not stay open.")
+        .def(nb::init<int, uint64_t>(), nb::arg("fd"), nb::arg("bytes"))
+        .def_prop_ro("__array_interface__", &interface_of<FileCopy>);
     m.def("memory_handler", &memory_handler, nb::arg("comm"),
           "A NumPy memory handler whose arrays lie in the communicator's segment.");
     m.def("use_handler", &use_handler, nb::arg("handler").none(),

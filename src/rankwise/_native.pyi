@@ -228,6 +228,13 @@ class SharedBlock:
     @property
     def __array_interface__(self) -> dict[str, object]: ...
 
+class FileCopy:
+    """This process's own writable copy of a file, which need not stay open; pages are copied as they are written."""
+
+    def __init__(self, fd: int, bytes: int) -> None: ...
+    @property
+    def __array_interface__(self) -> dict[str, object]: ...
+
 class Segment:
     """The shared memory of the ranks of one host."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import selectors
 import signal
 import socket
@@ -126,6 +127,8 @@ class LocalJob:
         self._failures = -1  # the memory in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
+        self._news = select.epoll()  # of the selector, which takes longer to ask
+        self._news.register(self._selector.fileno(), select.EPOLLIN)
         self._input = StandardInput(stdin, self._selector)
         self._handling = threading.RLock()  # held while events are handled
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
@@ -392,7 +395,7 @@ class LocalJob:
 
     def drain(self, rank: int | None = None) -> None:
         """Write all that has been printed by this rank, which pauses, or by all of them. Any thread may call it."""
-        for key, _ in self._selector.select(0):
+        for key, _ in self._selector.select(0) if self._news.poll(0) else ():
             with self._handling:
                 for _ in range(PIPE_LIMIT // PIECE):
                     if key.fd not in self._pipes or not self._read(key.fd):
@@ -591,7 +594,7 @@ class LocalJob:
                 os.close(fd)
             self._spans.clear()
             self._states.clear()
-            self._selector.close()
-            self._port.close()
+            for each in (self._news, self._selector, self._port):
+                each.close()
             os.close(self._wake_reader)
             os.close(self.wake_writer)

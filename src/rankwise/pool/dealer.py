@@ -8,20 +8,21 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, NamedTuple
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.timeouts import check_wait
 
-T = TypeVar("T")
-
+PENDING = "PENDING"  # the state of such a future
 CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared, which takes 40 us a rank
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
+AHEAD = 64  # tasks that a rank is given at most, the one that it does too
+HELP = 16  # tasks that a thread submits before it looks for answers
+LONG = 0.02  # seconds of a task, after which those wait again that were given to its rank too
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of a rank's call: a result, an error, or the loss of the rank.
 
     result: returns what the function returned, or raises TypeError if that has not survived the way here. error: of a
@@ -39,8 +40,8 @@ class Outcome:
 class Ranks(ABC):
     """The ranks of a pool, as the dealer sees them; they call its methods `deal` to `broke`.
 
-    By default `here`, `receive` and `interrupt` do nothing: a launcher writes the ranks' output and passes Ctrl-C on to
-    them, or they are threads of this process, and some thread of the pool receives all answers.
+    By default most of it does nothing: a launcher writes the ranks' output and passes Ctrl-C on to them, or they are
+    threads of this process, and some thread of the pool receives all answers.
     """
 
     n: int
@@ -68,16 +69,34 @@ class Ranks(ABC):
     ) -> Any:
         """A call as the ranks take it. given: the user's function, which fn may be or call."""
 
+    def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """For `packed`, a function of several calls, which is packed only once."""
+        return fn
+
+    def small(self, call: Any) -> bool:
+        """Whether a rank may be sent this call while it makes another one, and `take_back` returns it."""
+        return False
+
     @abstractmethod
     def send_task(self, rank: int, task: Task) -> None:
-        """Let a free rank make the call of a task; called by `deal`. A loss of the rank is reported later."""
+        """Let a rank make the call of a task, without waiting for anything. A loss of the rank is reported later."""
 
-    def receive(self, future: TaskFuture, timeout: float | None) -> None:  # noqa: B027 - does nothing by default
-        """If this task runs, its answer may be received in this thread, which waits for it."""
+    def take_back(self, rank: int) -> Collection[int]:
+        """The numbers of the tasks that this rank was sent and has not begun, nor will it."""
+        return ()
+
+    def receive(self, task: Task, timeout: float | None) -> None:  # noqa: B027 - does nothing by default
+        """Answers may be received in this thread, which waits for this task."""
+
+    def help(self) -> None:  # noqa: B027 - does nothing by default
+        """Answers that have come may be received in this thread."""
+
+    def ring(self) -> None:  # noqa: B027 - does nothing by default
+        """A task has ended, although its answer was not received by the thread that may receive for it."""
 
     @abstractmethod
     def call(self, call: Any) -> Sequence[Outcome]:
-        """Let all ranks, which are free, make a call. Returns what came of it, in the order of arrival."""
+        """Let all ranks, which are idle, make a call. Returns what came of it, in the order of arrival."""
 
     @abstractmethod
     def meet(self, call: Any) -> Sequence[Outcome]:
@@ -95,15 +114,35 @@ class Ranks(ABC):
         """Wait until the ranks have ended. now: also if they are in a call."""
 
 
-class TaskFuture(Future[Any]):
-    """The future of a task. Ctrl-C in `result` interrupts the task too.
+class Part(ABC):
+    """What a rank was given to do. again: whether another rank is to do it if this one is lost."""
+
+    again: bool = False
+
+    @abstractmethod
+    def settle(self, outcome: Outcome) -> None:
+        """The rank has answered."""
+
+    @abstractmethod
+    def fail(self, rank: int, error: BaseException) -> None:
+        """The rank will not answer any more."""
+
+
+class Task(Future[Any], Part):
+    """A call that one rank makes, whichever has time, and its future. Ctrl-C in `result` interrupts the call too.
 
     The thread that waits in `result` receives the answer itself, which saves a switch between threads.
     """
 
-    def __init__(self, dealer: Dealer) -> None:
+    def __init__(self, dealer: Dealer, call: Any) -> None:
         super().__init__()
         self._dealer = dealer
+        self.call = call
+        self.small = dealer.ranks.small(call)
+        self.number = next(dealer.numbers)
+        self.rank: int | None = None
+        """The rank that it was given to."""
+        self.again = True
 
     def result(self, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -117,18 +156,48 @@ class TaskFuture(Future[Any]):
             self._dealer.interrupt(self)
             raise
 
+    def cancel(self) -> bool:
+        taken_back = self._dealer.take_back(self)
+        cancelled = super().cancel()
+        if taken_back:
+            self._dealer.ranks.wake()
+        self._dealer.ranks.ring()
+        return cancelled
 
-@dataclass(eq=False)
-class Task:
-    """A call that one rank makes. lost: whether a rank was lost that made it before."""
+    def begin(self, rank: int) -> bool:
+        """A rank is to do it. Returns whether it is not cancelled."""
+        self.rank = rank
+        return not self.again or self.set_running_or_notify_cancel()
 
-    call: Any
-    future: TaskFuture
-    lost: bool = False
+    def taken_back(self) -> None:
+        """It waits again, as if no rank had been given it."""
+        self.rank = None
+        if self.again:  # otherwise it has begun once
+            self._state = PENDING
+
+    def settle(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.set_exception(outcome.error)
+            return
+        try:
+            result = outcome.result()
+        except TypeError as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """concurrent.futures.wait must learn of a cancelled one too."""
+        if self.cancelled():
+            self.set_running_or_notify_cancel()
+        else:
+            self.set_exception(error)
 
 
 class Turn:
     """The place in the queue of a call that all ranks make. At its head, no task is dealt until the call is over."""
+
+    small = False
 
 
 class Dealer:
@@ -136,11 +205,16 @@ class Dealer:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._changed = threading.Condition(threading.RLock())
+        self.numbers = count(1)
+        self.changed = threading.Condition(threading.RLock())
         self._waiting: deque[Task | Turn] = deque()
-        self._alive: set[int] = set()
-        self._running: dict[int, Task] = {}
+        self._dealt: dict[int, dict[int, Part]] = {}
+        """What each rank that is ready was given and has not answered, by number; it does the first one."""
+        self._idle: set[int] = set()  # those that were given nothing
+        self._since: dict[int, float] = {}  # when each began what it does
+        self._looked = 0.0  # when all were last asked whether they take long
         self._stale = False  # the ranks must meet anew before such a call
+        self._losses: dict[int, PeerLostError] = {}  # of each rank that was lost, the latest
         self._ended: BaseException | None = None  # why no more calls are taken
         self._broken = False  # the ranks have ended
 
@@ -149,14 +223,23 @@ class Dealer:
     def submit(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
     ) -> Future[Any]:
-        """A task, for the next free rank. given: the user's function, which fn may be or call."""
-        task = Task(self._packed(fn, args, kwargs, given), TaskFuture(self))
+        """A task, for the next rank that has time. given: the user's function, which fn may be or call."""
+        task = Task(self, self._packed(fn, args, kwargs, given))
         self.ranks.here()
-        with self._changed:
+        with self.changed:
             self._check()
             self._waiting.append(task)
-        self.ranks.wake()
-        return task.future
+            idle = self._idle
+        if idle:
+            self.ranks.wake()
+        elif task.number % HELP == 0:
+            self.ranks.help()
+        return task
+
+    def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """For `submit`, a function of several tasks, which is packed only once."""
+        _check_function(fn)
+        return self.ranks.sent_once(fn)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
@@ -164,40 +247,54 @@ class Dealer:
         self.ranks.here()
         turn = Turn()
         try:
-            with self._changed:
+            with self.changed:
                 self._check()
                 self._waiting.append(turn)
             self._wait_for_all(turn)
             outcomes = self._call(turn, call)
         finally:
-            with self._changed:
+            with self.changed:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
-                self._changed.notify_all()
+                self.changed.notify_all()
                 others = bool(self._waiting or self._ended)
             if others:
                 self.ranks.wake()
         return [outcome.result() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
-    def interrupt(self, future: Future[Any]) -> None:
-        """Interrupt the rank that runs this task, if one does."""
-        with self._changed:  # so that no rank begins another task meanwhile
-            self.ranks.interrupt([rank for rank, task in self._running.items() if task.future is future])
+    def interrupt(self, task: Future[Any]) -> None:
+        """Interrupt the rank that does this task, if one does."""
+        with self.changed:  # so that no rank is given another one meanwhile
+            if not isinstance(task, Task) or task.rank not in self._dealt:
+                return
+            rank = task.rank
+            self._take_back_behind(lambda other: other == rank)
+            if list(self._dealt[rank])[-1:] == [task.number]:  # else its answer has come, and perhaps later ones
+                self.ranks.interrupt([rank])
+        self.ranks.wake()
+
+    def take_back(self, task: Task) -> bool:
+        """If a task was sent to a rank that has not begun it, let it wait again. Returns whether some task does."""
+        with self.changed:
+            return (
+                task.rank is not None and task.number in self._dealt.get(task.rank, ()) and self._take_back(task.rank)
+            )
 
     def shutdown(self, *, wait: bool, cancel: bool, now: bool = False) -> None:
         """No further calls; end the ranks when the tasks are done, with `wait` before this returns."""
-        with self._changed:
+        dropped: list[Task] = []
+        with self.changed:
             self._ended = self._ended or ClosedError("the pool has been shut down")
-            dropped = [task for task in self._waiting if isinstance(task, Task)] if cancel or now else []
-            for task in dropped:
-                self._waiting.remove(task)
-            self._changed.notify_all()
+            if cancel or now:
+                self._take_back_behind(lambda rank: True)
+                dropped = self._drop_waiting()
+            self.changed.notify_all()
         for task in dropped:
-            task.future.cancel()  # not if it was running on a rank that was lost
-            _drop(task, ClosedError("the pool has been shut down"))
+            task.cancel()  # not if it was running on a rank that was lost
+            task.fail(0, ClosedError("the pool has been shut down"))
         if wait and not now:
-            with self._changed:
-                self._changed.wait_for(lambda: not (self._waiting or self._running))
+            with self.changed:
+                self.changed.wait_for(self._all_done)
         if wait or now:
             self.ranks.close(now=now)
         else:
@@ -206,77 +303,107 @@ class Dealer:
     # ---- for the ranks ----
 
     def deal(self) -> bool:
-        """Give waiting tasks to free ranks. Returns whether the pool has been shut down and has nothing left to do."""
-        with self._changed:
-            while self._waiting and (free := self._alive.difference(self._running)):
-                task = self._waiting[0]
-                if isinstance(task, Turn):
-                    break
-                self._waiting.popleft()
-                if task.lost or task.future.set_running_or_notify_cancel():
-                    rank = min(free)
-                    self._running[rank] = task
-                    self.ranks.send_task(rank, task)
-            self._changed.notify_all()
-            return self._ended is not None and not (self._waiting or self._running)
+        """Give waiting tasks to idle ranks. Returns whether the pool has been shut down and has nothing left to do."""
+        with self.changed:
+            while self._idle and self._give(min(self._idle)):
+                pass
+            self.changed.notify_all()
+            return self._ended is not None and self._all_done()
+
+    def quiet(self) -> bool:
+        """Whether no rank does anything."""
+        return len(self._idle) == len(self._dealt)
+
+    def tasks_of(self, rank: int) -> int:
+        """How many answers of this rank have not come."""
+        return len(self._dealt.get(rank, ()))
 
     def joined(self, rank: int) -> None:
         """A rank is ready for calls."""
-        with self._changed:
-            self._alive.add(rank)
-            self._changed.notify_all()
+        with self.changed:
+            self._dealt[rank] = {}
+            self._idle.add(rank)
+            self.changed.notify_all()
 
-    def claim(self, future: TaskFuture, claim: Callable[[int], T | None]) -> tuple[T, int, Task] | None:
-        """If a rank runs this task: what `claim(rank)` returns, unless that is None, the rank and the task."""
-        with self._changed:
-            for rank, task in self._running.items():
-                if task.future is future:
-                    claimed = claim(rank)
-                    return None if claimed is None else (claimed, rank, task)
-        return None
+    def give_all(self, parts: Sequence[Part], number: int) -> list[int]:
+        """Give each rank, all of which are idle, its part of a call. Returns the ranks that were not lost just now."""
+        with self.changed:
+            for rank, part in enumerate(parts):
+                if rank in self._dealt:
+                    self._dealt[rank][number] = part
+            self._idle.clear()
+            given = list(self._dealt)
+        for rank in {*range(self.ranks.n)}.difference(given):
+            parts[rank].fail(rank, self._losses[rank])
+        return given
 
-    def answered(self, outcome: Outcome, claimed: Task | None = None) -> None:
-        """A rank has done its task. claimed: the task, which may have been given to another rank since."""
-        with self._changed:
-            if claimed is not None and self._running.get(outcome.rank) is not claimed:
-                return
-            task = self._running.pop(outcome.rank)
-            more = claimed is not None and bool(self._waiting or self._ended)
-            self._changed.notify_all()
-        if more:
-            self.ranks.wake()
-        _settle(task.future, outcome)
+    def answered(
+        self, answers: Sequence[tuple[int, Outcome, bool]], parts: deque[tuple[Part, Outcome]] | None = None
+    ) -> None:
+        """Ranks have done what had these numbers. Each gets the next task, or several if its latest was quick.
 
-    def leave(self, rank: int) -> None:
-        """A rank is still in a call on all ranks, which nobody waits for any more; it is free when it answers."""
-        with self._changed:
-            if rank in self._alive:
-                self._running[rank] = Task(None, TaskFuture(self), lost=True)  # which is not done again
+        None waits behind another one while a rank has nothing to do. The last item of an answer says whether it was
+        quick. parts: gets what has been answered, for the caller to settle; None: it is settled here.
+        """
+        settle = deque[tuple[Part, Outcome]]() if parts is None else parts
+        quick: dict[int, bool] = {}
+        with self.changed:
+            now = time.monotonic()
+            for number, outcome, was_quick in answers:
+                rank = outcome.rank
+                dealt = self._dealt.get(rank, {})
+                if number in dealt:  # otherwise another rank has it since
+                    settle.append((dealt.pop(number), outcome))
+                    quick[rank], self._since[rank] = was_quick, now
+                    if not dealt:
+                        self._idle.add(rank)
+            if now - self._looked > LONG:
+                self._looked = now
+                self._take_back_behind(lambda rank: now - self._since[rank] > LONG)
+            for rank in quick:
+                room = min(AHEAD, 1 + len(self._waiting) // len(self._dealt)) if quick[rank] else 1
+                while self.tasks_of(rank) < room and self._give(rank):
+                    pass
+            if self._idle:
+                self._take_back_behind(lambda rank: True)
+            over = bool(self._idle) and self.deal()
+        if over:
+            self.ranks.end()
+        while parts is None and settle:
+            part, outcome = settle.popleft()
+            part.settle(outcome)
 
     def lost(self, rank: int, error: PeerLostError) -> None:
-        """A rank's process has ended. Its task is done again, once."""
-        with self._changed:
-            self._alive.discard(rank)
-            self._stale = True
-            task = self._running.pop(rank, None)
-            if task is not None and not task.lost:
-                task.lost = True
-                self._waiting.appendleft(task)
-                task = None
-            self._changed.notify_all()
-        if task is not None:
-            task.future.set_exception(error)
+        """A rank's process has ended. The task that it was doing is done again, once."""
+        with self.changed:
+            if rank in self._dealt:
+                self._take_back(rank)
+            self._stale, self._losses[rank] = True, error
+            self._idle.discard(rank)
+            failed = []
+            for part in self._dealt.pop(rank, {}).values():
+                if isinstance(part, Task) and part.again:
+                    part.again = False
+                    self._waiting.appendleft(part)
+                else:
+                    failed.append(part)
+            self.changed.notify_all()
+        for part in failed:
+            part.fail(rank, error)
+        self.ranks.ring()
 
     def broke(self, error: BaseException) -> None:
         """The ranks have ended, or cannot go on."""
-        with self._changed:
+        with self.changed:
             self._ended, self._broken = self._ended or error, True
-            left = [*self._running.values(), *(task for task in self._waiting if isinstance(task, Task))]
-            self._running.clear()
-            self._waiting = deque(turn for turn in self._waiting if isinstance(turn, Turn))
-            self._changed.notify_all()
-        for task in left:
-            _drop(task, error)
+            left = [(rank, part) for rank, dealt in self._dealt.items() for part in dealt.values()]
+            left += [(0, task) for task in self._drop_waiting()]
+            self._dealt.clear()
+            self._idle.clear()
+            self.changed.notify_all()
+        for rank, part in left:
+            part.fail(rank, error)
+        self.ranks.ring()
 
     # ---- within ----
 
@@ -286,21 +413,61 @@ class Dealer:
         if self._ended is not None:
             raise self._ended
 
+    def _all_done(self) -> bool:
+        return not self._waiting and self.quiet()
+
+    def _drop_waiting(self) -> list[Task]:
+        """Remove the tasks that wait."""
+        dropped = [task for task in self._waiting if isinstance(task, Task)]
+        self._waiting = deque(turn for turn in self._waiting if isinstance(turn, Turn))
+        return dropped
+
+    def _give(self, rank: int) -> bool:
+        """Give a rank the next task, if there is one that it may be given."""
+        dealt = self._dealt[rank]
+        while self._waiting and not isinstance(task := self._waiting[0], Turn):
+            if dealt and not task.small:
+                break
+            self._waiting.popleft()
+            if task.begin(rank):
+                if not dealt:
+                    self._idle.discard(rank)
+                    self._since[rank] = time.monotonic()
+                dealt[task.number] = task
+                self.ranks.send_task(rank, task)
+                return True
+        return False
+
+    def _take_back_behind(self, of: Callable[[int], bool]) -> None:
+        """Take back what waits behind the present tasks of these ranks."""
+        for rank, dealt in self._dealt.items():
+            if len(dealt) > 1 and of(rank):
+                self._take_back(rank)
+
+    def _take_back(self, rank: int) -> bool:
+        """Let the tasks wait again that this rank has not begun. Returns whether there are any."""
+        dealt = self._dealt[rank]
+        numbers = sorted(self.ranks.take_back(rank), reverse=True)
+        for number in numbers:
+            if isinstance(task := dealt.get(number), Task):
+                del dealt[number]
+                task.taken_back()
+                self._waiting.appendleft(task)
+        if not dealt:
+            self._idle.add(rank)
+        return bool(numbers)
+
     def _packed(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
     ) -> Any:
-        if not callable(given):
-            raise TypeError(f"fn={given!r}: expected a function")
+        _check_function(given)
         return self.ranks.packed(fn, args, kwargs, given)
 
     def _wait_for_all(self, turn: Turn) -> None:
         """Wait until all ranks are free for this call."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._broken
-                    or (self._waiting[0] is turn and not self._running and len(self._alive) == self.ranks.n)
-                )
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._broken or (self._waiting[0] is turn and len(self._idle) == self.ranks.n)
             )
             if self._broken:
                 self._check()
@@ -344,29 +511,14 @@ class Dealer:
         raise _to_blame(failed)
 
 
+def _check_function(fn: Callable[..., Any]) -> None:
+    if not callable(fn):
+        raise TypeError(f"fn={fn!r}: expected a function")
+
+
 def _to_blame(failed: Sequence[Outcome]) -> Exception:
     """The first error that does not merely follow from that of another rank, or from its loss."""
     errors = [outcome.error for outcome in failed if outcome.error is not None]
     own = [error for error in errors if not isinstance(error, PeerLostError) and type(error) is not RankwiseError]
     lost = [outcome.error for outcome in failed if outcome.lost and outcome.error is not None]
     return [*own, *lost, *errors][0]
-
-
-def _settle(future: TaskFuture, outcome: Outcome) -> None:
-    if outcome.error is not None:
-        future.set_exception(outcome.error)
-        return
-    try:
-        result = outcome.result()
-    except TypeError as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
-def _drop(task: Task, error: BaseException) -> None:
-    """End a task that will not run; concurrent.futures.wait must learn of a cancelled one too."""
-    if task.future.cancelled():
-        task.future.set_running_or_notify_cancel()
-    else:
-        task.future.set_exception(error)

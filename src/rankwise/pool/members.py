@@ -57,14 +57,13 @@ class Members(PickledRanks):
 
     def send_task(self, rank: int, task: Task) -> None:
         with suppress(RankwiseError):  # the thread that receives raises it too
-            self._sending[rank] = self._send(rank, wire.TASK, task.call)
+            self._sending[rank] = self._send(rank, wire.TASK, task.number, task.call)
         self._running.release()
 
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         try:
-            sending = [self._send(rank, kind, call) for rank in range(self.n)]
-            wait_all(sending)
-            return [outcome(*self._control.recv_object(ANY, CALLS)) for _ in range(self.n)]
+            wait_all([self._send(rank, kind, 0, call) for rank in range(self.n)])
+            return [outcome(*self._control.recv_object(ANY, CALLS)[1]) for _ in range(self.n)]
         except BaseException as error:  # a rank is lost, or a signal handler raises: the replies fit no later call
             self.dealer.broke(error)
             raise
@@ -80,11 +79,11 @@ class Members(PickledRanks):
             self._ended = True
             with suppress(RankwiseError):
                 for rank in range(self.n):
-                    self._control.send_object((_STOP, []), rank + 1)
+                    self._control.send_object((_STOP, 0, []), rank + 1)
             self._running.release()
 
-    def _send(self, rank: int, kind: bytes, call: Call) -> Work[None]:
-        message = (kind, [*map(_array, self._message(rank, call))])
+    def _send(self, rank: int, kind: bytes, number: int, call: Call) -> Work[None]:
+        message = (kind, number, [*map(_array, self._message(rank, call))])
         return self._control.isend_object(message, rank + 1)
 
     def _receive(self) -> None:
@@ -93,12 +92,11 @@ class Members(PickledRanks):
             if self._ended:
                 return
             try:
-                found = outcome(*self._control.recv_object(ANY, TASKS))
+                number, found = self._control.recv_object(ANY, TASKS)
             except BaseException as error:  # noqa: BLE001 - whoever waits for a task raises it
                 self.dealer.broke(error)
                 return
-            self.dealer.answered(found)
-            self.wake()
+            self.dealer.answered([(number, outcome(*found), False)])
 
     # ---- on the others ----
 
@@ -109,11 +107,11 @@ class Members(PickledRanks):
         server = Server(self._meet)
         with default_group.rank_of_this_thread(members):
             while True:
-                kind, parts = self._control.recv_object(0)
+                kind, number, parts = self._control.recv_object(0)
                 if kind == _STOP:
                     break
                 reply, parts = server.answer(kind, parts)
-                answer: Any = (members.rank, reply, [*map(_array, parts)])
+                answer: Any = (number, (members.rank, reply, [*map(_array, parts)]))
                 self._control.send_object(answer, 0, TASKS if kind == wire.TASK else CALLS)
             last = default_group.current()
         for group in (last, self._control):

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -180,12 +179,14 @@ class Pool(Executor):
             raise ValueError(f"chunksize={chunksize}: expected at least 1")
         self._check_process()
         end = None if timeout is None else time.monotonic() + timeout
-        given = list(zip(*iterables, strict=False))
-        chunksize = chunksize or max(1, math.ceil(len(given) / (TASKS * self.n)))
-        calls = iter(given)
+        columns = [list(iterables[0])] if len(iterables) == 1 else [*zip(*zip(*iterables, strict=False), strict=True)]
+        count = len(columns[0]) if columns else 0
+        chunksize = chunksize or max(1, math.ceil(count / (TASKS * self.n)))
+        sent = self._dealer.sent_once(fn)
         futures = []
-        while chunk := list(islice(calls, chunksize)):
-            futures.append(self._dealer.submit(_chunk, (fn, chunk), {}, fn))
+        for at in range(0, count, chunksize):
+            chunk = [column[at : at + chunksize] for column in columns]
+            futures.append(self._dealer.submit(_chunk, (sent, *chunk), {}, fn))
         return self._results(futures[::-1], end)
 
     def _check_process(self) -> None:
@@ -247,5 +248,5 @@ def _end(dealer: Dealer, owner: int) -> None:
         dealer.shutdown(wait=False, cancel=True, now=True)
 
 
-def _chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-    return [fn(*call) for call in calls]
+def _chunk(fn: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    return list(map(fn, *columns))

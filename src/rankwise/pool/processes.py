@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what the module signal is made of
+import math
 import os
 import pickle
 import select
@@ -11,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
@@ -24,15 +26,18 @@ from rankwise.launch.output import OutputMultiplexer
 from rankwise.launch.rank_process import RankProcess
 from rankwise.launch.spawn import died
 from rankwise.pool import wire
-from rankwise.pool.dealer import Dealer, Outcome, Task, TaskFuture
+from rankwise.pool.dealer import Dealer, Outcome, Part, Task
 from rankwise.pool.pickled import Call, PickledRanks, outcome
 from rankwise.system.settings import Settings
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
+PATIENCE = 0.002  # seconds without another thread that receives, after which the pool's does
+QUICK = 1000  # microseconds of a task; a rank that does such a one gets further ones before it is done with the next
+SMALL = 1 << 10  # bytes of a task that a rank may be sent while it does another
 TRIES = 3  # how often in a row a replacement may die before it is ready
 
-SIGINT = int(signal.SIGINT)
+SIGINT, SIGKILL = int(signal.SIGINT), int(signal.SIGKILL)
 _MAIN = threading.main_thread().ident
 
 # The first code that a rank runs. It sets the client's sys.path, so that everything else can be imported.
@@ -62,32 +67,69 @@ class _Replaced(Losses):
         return f"{rank.end}; another process takes its place, with an empty rw.local"
 
 
+class _Connection:
+    """Of a rank's process: our end of its socket, its own, from which what it has not begun is taken back, its pid."""
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket, pid: int) -> None:
+        self.ours, self.theirs, self.pid = ours, theirs, pid
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+class _Call(Part):
+    """A rank's part of a call on all ranks. left: the ranks that have not answered yet. changed: says that it has."""
+
+    def __init__(self, left: set[int], outcomes: list[Outcome], changed: threading.Condition) -> None:
+        self._left, self._outcomes, self._changed = left, outcomes, changed
+
+    def settle(self, outcome: Outcome) -> None:
+        with self._changed:
+            self._outcomes.append(outcome)
+            self._left.discard(outcome.rank)
+            self._changed.notify_all()
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        if not isinstance(error, PeerLostError):
+            error = PeerLostError(f"the pool has ended: {error}", rank=rank)
+        self.settle(Outcome(rank, lambda: None, error, lost=True))
+
+
 class Processes(PickledRanks):
     """n ranks, each of them a process of this host.
 
-    A thread of its own starts and watches them, writes their output, and receives the results of tasks for which
-    nobody waits yet. Whoever waits for a task or makes a call on all ranks sends and receives in its own thread, which
-    saves the time of two switches between threads.
+    A thread of its own starts and watches them, and writes their output. It also receives their answers, but for those
+    that come while another thread waits for one: that one then receives them all, which saves the time of two switches
+    between threads.
     """
 
     def __init__(self, n: int, timeout: float | None) -> None:
         super().__init__(n)
         self._timeout = timeout
         self._patience = Settings.read().timeout if timeout is None else timeout
-        self._connections: list[socket.socket | None] = [None] * n
-        self._pids = [0] * n
+        self._connections: list[_Connection | None] = [None] * n
         self._deaths = [0] * n  # of replacements that were not ready, in a row
-        self._lost: dict[int, PeerLostError] = {}  # in the present call on all ranks
-        self._news = threading.Condition()  # of _lost
-        # Of lost ranks; a call, or a thread that receives, may still wait for them.
-        self._gone: list[socket.socket] = []
-        self._receivers = 0  # threads that receive the answers to tasks, besides the pool's
+        self._gone: list[_Connection] = []  # of lost ranks; the thread that receives may be about to use them
+        self._receiving = threading.RLock()  # held by the thread that receives
+        self._depth = 0  # how often a thread that waits for an answer holds it: unpickling a result may wait for others
+        self._answers = select.epoll()  # the ranks' sockets, and the bell
+        self._ranks: dict[int, int] = {}  # by descriptor
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._answers.register(self._bell, select.EPOLLIN)
+        self._for_the_pool = select.epoll()  # the above, unless another thread receives
+        self._watched = False  # whether it has the above
+        self._watch()
+        self._by_pool = False  # whether the pool's thread receives just now
+        self._timed = False  # whether the pool's thread will see in a moment that no other thread receives any more
+        self._left = 0.0  # when another thread has last received
+        self._in_hand: deque[tuple[Part, Outcome]] = deque()  # answers that the thread that receives passes on
         self._output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
         self._job: LocalJob | None = None
         self._view: SegmentView | None = None
         self._error: BaseException | None = None
         self._leaving = False  # whether the ranks are to exit
-        self._open = threading.RLock()  # held while the pool's thread is woken, and when the job ends
+        self._open = threading.RLock()  # held while a thread is woken, and when the job ends
         self._reading = threading.Lock()  # held while a caller reads what the job has, and when the job ends
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankwise pool", daemon=True)
@@ -110,7 +152,7 @@ class Processes(PickledRanks):
 
     def wake(self) -> None:
         """Deal tasks in this thread; the pool's thread ends the ranks."""
-        with _Interrupt(lambda ranks, signum: None) as interrupt:  # a task is sent whole
+        with _Interrupt(lambda signum: None) as interrupt:  # so that nothing is done by half
             over = self.dealer.deal()
         if over:
             self.end()
@@ -122,122 +164,152 @@ class Processes(PickledRanks):
             if self._job is not None:
                 os.write(self._job.wake_writer, b"\0")
 
+    def small(self, call: Call) -> bool:
+        return sum(map(len, call.parts)) <= SMALL
+
     def send_task(self, rank: int, task: Task) -> None:
         """If the rank is gone, the loss is noticed soon."""
-        connection = self._connections[rank]
-        with self._whole(rank):
-            self._send(rank, wire.TASK, task.call)
-            self._expect(rank, connection)
+        self._send(rank, wire.TASK, task.number, task.call)
 
-    def receive(self, future: TaskFuture, timeout: float | None) -> None:
+    def take_back(self, rank: int) -> list[int]:
+        connection = self._connections[rank]
+        numbers: list[int] = []
+        with suppress(BlockingIOError):
+            while connection is not None and (message := connection.theirs.recv(wire.HEADER, wire.NOW)):
+                numbers.append(wire.number_of(message))
+                self._paths[rank] = None  # it may have been in this message
+        return numbers
+
+    def receive(self, task: Task, timeout: float | None) -> None:
         """Ctrl-C interrupts the task, which then has a moment to end."""
-        with _Interrupt(lambda ranks, _: self.interrupt(ranks)) as interrupt:
-            claimed = self.dealer.claim(future, self._claim)
-            if claimed is not None:
-                connection, rank, task = claimed
-                interrupt.waiting[connection.fileno()] = rank
-                reply = None
-                try:
-                    if _wait(connection, timeout, interrupt):
-                        with self._whole(rank):
-                            reply = wire.receive(connection)
-                finally:
-                    self._received(rank, connection, again=reply is None)
-                    if reply is not None:
-                        self._drain(rank)
-                        self.dealer.answered(outcome(rank, *reply), task)
+        count, end = 0, math.inf if timeout is None else time.monotonic() + timeout
+        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as mine:
+            while mine and not task.done() and (end == math.inf or time.monotonic() < end):
+                self._receive(end)
+                if interrupt.count > count:
+                    count = interrupt.count
+                    self.dealer.interrupt(task)
+                    end = min(end, time.monotonic() + GRACE)
         if interrupt.count:
             raise KeyboardInterrupt
 
-    def _expect(self, rank: int, connection: socket.socket | None) -> None:
-        """Let the pool's thread receive the answer to a task. Not if the rank was lost meanwhile."""
-        with self._news:
-            if self._job is not None and connection is not None and connection is self._connections[rank]:
-                self._job.listen(connection.fileno(), lambda fd: self._answered(rank, connection))
+    def ring(self) -> None:
+        with self._open:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
-    def _claim(self, rank: int) -> socket.socket | None:
-        """The rank's connection, for this thread to receive the answer, unless the pool's thread has begun to."""
-        with self._news:
-            connection = self._connections[rank]
-            if self._job is None or connection is None or not self._job.unlisten(connection.fileno()):
-                return None
-            self._receivers += 1
-            return connection
+    def help(self) -> None:
+        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as mine:
+            if mine:
+                self._receive(0.0)
+        if interrupt.count:
+            raise KeyboardInterrupt
 
-    def _received(self, rank: int, connection: socket.socket, *, again: bool) -> None:
-        """The end of what `_claim` began. again: whether the pool's thread is to receive the answer after all."""
-        if again:
-            self._expect(rank, connection)
-        with self._news:
-            self._receivers -= 1
-            self._news.notify_all()
+    @contextmanager
+    def _receiver(self) -> Iterator[bool]:
+        """A context in which this thread receives all answers, unless another one does. Yields whether it does.
+
+        The pool's thread goes on some time after it, so that the two do not change places at every call.
+        """
+        # If the pool's thread receives just now, it will soon have done so.
+        if not self._receiving.acquire(timeout=PATIENCE if self._by_pool else 0.0):
+            yield False
+            return
+        try:
+            self._depth += 1
+            if self._watched:
+                self._watched = False
+                self._for_the_pool.unregister(self._answers)
+            yield True
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._close_gone()
+                self._left = time.monotonic()
+                if self.dealer.quiet():
+                    self._watch()
+                elif not self._timed:
+                    self._timed = True
+                    self.end()  # wakes the pool's thread
+            self._receiving.release()
+
+    def _watch(self) -> None:
+        """Let the pool's thread receive. For the thread that receives."""
+        if not self._watched:
+            self._watched = True
+            self._for_the_pool.register(self._answers, select.EPOLLIN)
+
+    def _receive(self, end: float) -> None:
+        """Wait for answers until then, and give them to the dealer. For the thread that receives."""
+        limit = None if end == math.inf else max(0.0, end - time.monotonic())
+        ready = [] if self._in_hand else self._answers.poll(limit)
+        self._answered([rank for fd, _ in ready if (rank := self._ranks.get(fd)) is not None], self._in_hand)
+        if any(fd == self._bell for fd, _ in ready):
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+
+    def _answered(self, ranks: list[int], in_hand: deque[tuple[Part, Outcome]]) -> None:
+        """Give the answers of these ranks that have come to the dealer, and settle what is in hand."""
+        answers = []
+        try:
+            for rank in ranks:
+                left = self.dealer.tasks_of(rank)
+                connection = self._connections[rank]
+                with suppress(BlockingIOError):
+                    while left and connection is not None and (message := wire.receive(connection.ours, wire.NOW)):
+                        kind, took, number, parts = message
+                        answers.append((number, outcome(rank, kind, parts), took <= QUICK))
+                        left -= 1
+            for rank in ranks:
+                self._drain(rank)
+            if answers:
+                self.dealer.answered(answers, in_hand)
+        except BaseException:  # of a signal handler: an answer may be lost, and so its rank is
+            self.interrupt(ranks, SIGKILL)
+            raise
+        while in_hand:
+            part, found = in_hand.popleft()
+            part.settle(found)
 
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
-        with self._news:
-            connections = dict(enumerate(self._connections))
-            for rank, connection in connections.items():
-                if connection is not None:  # else it has just been lost, of which the dealer may not know yet
-                    self._lost.pop(rank, None)
-            self._close_gone()
-        with _Interrupt(self.interrupt) as interrupt:
-            ranks = interrupt.waiting
-            poll = select.poll()
-            outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = []
+        left = {*range(self.n)}  # the ranks that have not answered yet
+        signals = [SIGKILL, SIGINT]  # for those that go on when one has failed, the last first
+        number, end = next(self.dealer.numbers), math.inf
+        with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as mine:
             try:
-                for rank, connection in connections.items():
-                    if connection is None:  # it died just now
-                        continue
-                    with self._whole(rank):
-                        self._send(rank, kind, call)
-                        ranks[connection.fileno()] = rank
-                    poll.register(connection, select.POLLIN)
+                parts = [_Call(left, outcomes, self.dealer.changed) for _ in range(self.n)]
+                for rank in self.dealer.give_all(parts, number):
+                    self._send(rank, kind, number, call)
                 if interrupt.count:
-                    self.interrupt(ranks.values())  # those whose call came after Ctrl-C
-                deadline: float | None = None
-                signals = [int(signal.SIGKILL), SIGINT]  # for those that go on when one has failed, the last first
-                while ranks:
-                    limit = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
-                    ready = poll.poll(limit)
-                    if not ready:  # the others have had their time
-                        self.interrupt(ranks.values(), signals.pop())
-                        deadline = time.monotonic() + self._patience if signals else None
-                    for fd, _ in ready:
-                        rank, connection = ranks[fd], connections[ranks[fd]]
-                        with self._whole(rank):
-                            reply = None if connection is None else wire.receive(connection)
-                            del ranks[fd]
-                        poll.unregister(fd)
-                        if reply is not None:
-                            del connections[rank]
-                            outcomes.append(outcome(rank, *reply))
-                        failed = reply is None or reply[0] == wire.ERROR
-                        if failed and deadline is None and signals and not interrupt.count:
-                            deadline = time.monotonic() + GRACE
+                    self.interrupt(left)  # those whose call came after Ctrl-C
+                while left:
+                    failed = any(outcome.error is not None for outcome in outcomes)
+                    if failed and end == math.inf and signals and not interrupt.count:
+                        end = time.monotonic() + GRACE
+                    if mine:
+                        self._receive(end)
+                    else:
+                        with self.dealer.changed:
+                            if left:
+                                self.dealer.changed.wait(min(GRACE, max(0.0, end - time.monotonic())))
+                    if time.monotonic() >= end:  # the others have had their time
+                        self.interrupt(left, signals.pop())
+                        end = time.monotonic() + self._patience if signals else math.inf
             except BaseException:  # of a signal handler
-                self._leave({rank: connections[rank] for rank in ranks.values()})
+                self.interrupt(left)  # nobody waits for them any more
                 raise
-            outcomes += [self._loss(rank) for rank in connections]
         self._drain()
         if interrupt.count:
             raise KeyboardInterrupt
         return outcomes
 
-    def _leave(self, connections: dict[int, socket.socket | None]) -> None:
-        """Nobody waits for the present call of these ranks any more: it is interrupted, and its replies are dropped."""
-        for rank, connection in connections.items():
-            if connection is self._connections[rank]:
-                self.dealer.leave(rank)
-                self._expect(rank, connection)
-        self.interrupt(connections)
-
     def interrupt(self, ranks: Iterable[int], signum: int = SIGINT) -> None:
         """Send these ranks a signal; SIGINT interrupts the call in which a rank is. May run in a signal handler."""
         for rank in list(ranks):
-            try:
-                if self._pids[rank]:
-                    os.kill(self._pids[rank], signum)
-            except ProcessLookupError:
-                continue  # it has just ended
+            if (connection := self._connections[rank]) is not None:
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(connection.pid, signum)
 
     def check(self) -> str:
         with self._reading:
@@ -262,14 +334,18 @@ class Processes(PickledRanks):
             self._start_and_serve()
         except BaseException as error:  # noqa: BLE001 - every error is raised in the client
             self._error = error
-            self._broke(error)
+            self.dealer.broke(error)
         finally:
             self._job_ends()
             self._started.set()
-            with self._news:
-                self._news.wait_for(lambda: not self._receivers, GRACE)
+            if self._receiving.acquire(timeout=GRACE):
                 self._gone += filter(None, self._connections)
                 self._close_gone()
+                for each in (self._for_the_pool, self._answers):
+                    each.close()
+                with self._open:
+                    os.close(self._bell)
+                    self._bell = -1
 
     def _start_and_serve(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -285,6 +361,7 @@ class Processes(PickledRanks):
             with job:
                 self._job = job
                 job.listen(ours.fileno(), lambda fd: self._connected(ours))
+                job.listen(self._for_the_pool.fileno(), lambda fd: self._receive_if_nobody_does())
                 self._started.set()
                 try:
                     self._serve(job, losses)
@@ -292,143 +369,112 @@ class Processes(PickledRanks):
                     self._job_ends()  # before the job closes its descriptors
 
     def _job_ends(self) -> None:
-        with self._open, self._reading, self._news:
+        with self._open, self._reading:
             self._job = None
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
-            job.step(None)
+            job.step(self._wait_for_others() if self._timed else None)
         culprit = job.culprit
-        self._broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
+        self.dealer.broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
         losses.stay = False
         self._leaving = True
-        for connection in self._connections:
-            if connection is not None:
-                job.unlisten(connection.fileno())
-                connection.shutdown(socket.SHUT_RDWR)  # the rank exits
+        for connection in filter(None, self._connections):
+            connection.ours.shutdown(socket.SHUT_RDWR)  # the rank exits
+        job.unlisten(self._for_the_pool.fileno())
         end = time.monotonic() + EXIT
         while job.running() and time.monotonic() < end:
             job.step(end - time.monotonic())
 
-    def _broke(self, error: BaseException) -> None:
-        with self._news:
-            for rank in range(self.n):
-                self._lost.setdefault(rank, PeerLostError(f"the pool has ended: {error}", rank=rank))
-            self._news.notify_all()
-        self.dealer.broke(error)
+    def _receive_if_nobody_does(self) -> None:
+        self._by_pool = True
+        if self._receiving.acquire(blocking=False):
+            if self._watched:
+                self._receive(0.0)
+            self._close_gone()
+            self._receiving.release()
+        self._by_pool = False
+
+    def _wait_for_others(self) -> float | None:
+        """How long the pool's thread may sleep. It is to receive if no other thread has done so for some time."""
+        limit: float | None = PATIENCE
+        self._by_pool = True
+        if self._receiving.acquire(blocking=False):
+            if self._watched or time.monotonic() - self._left >= PATIENCE:
+                self._watch()
+                self._timed, limit = False, None
+            self._receiving.release()
+        self._by_pool = False
+        return limit
 
     def _connected(self, meeting: socket.socket) -> None:
-        data, (fd, *_), _, _ = socket.recv_fds(meeting, 256, 1)
+        data, fds, _, _ = socket.recv_fds(meeting, 256, 2)
         rank, pid = pickle.loads(data)
-        self._connections[rank] = connection = socket.socket(fileno=fd)
+        ours, theirs = (socket.socket(fileno=fd) for fd in fds)
+        connection = self._connections[rank] = _Connection(ours, theirs, pid)
         if self._leaving:
-            connection.shutdown(socket.SHUT_RDWR)  # a replacement that was about to start
+            connection.ours.shutdown(socket.SHUT_RDWR)  # a replacement that was about to start
             return
-        self._pids[rank], self._paths[rank], self._deaths[rank] = pid, None, 0
+        self._paths[rank], self._deaths[rank] = None, 0
+        self._ranks[connection.ours.fileno()] = rank
+        self._answers.register(connection.ours, select.EPOLLIN)
         self.dealer.joined(rank)
-
-    def _answered(self, rank: int, connection: socket.socket) -> None:
-        """The reply of a task has come, or the connection's end, unless another thread has received it meanwhile."""
-        assert self._job is not None
-        if not self._job.unlisten(connection.fileno()):
-            return
-        if not select.select([connection], [], [], 0)[0]:  # and the rank has another task already
-            self._expect(rank, connection)
-            return
-        reply = wire.receive(connection)
-        if reply is not None:
-            self._job.drain(rank)
-            self.dealer.answered(outcome(rank, *reply))
 
     def _rank_lost(self, rank: RankProcess) -> bool:
         """A process has ended. Whether another is to take its place."""
         number = rank.number
-        self._pids[number] = 0
-        with self._news:
-            connection, self._connections[number] = self._connections[number], None
-        ready = connection is not None
+        connection = self._connections[number]
         if connection is not None:
-            assert self._job is not None
-            # Whoever waits for it learns of this even if its children keep the socket; what it sent can still be read.
-            connection.shutdown(socket.SHUT_RDWR)
-            if self._job.unlisten(connection.fileno()) and (reply := wire.receive(connection)) is not None:
-                self.dealer.answered(outcome(number, *reply))  # it died after its task
-            with self._news:
-                self._gone.append(connection)
-        error = died(rank)
-        with self._news:
-            self._lost[number] = error
-            self._news.notify_all()
-        self.dealer.lost(number, error)
-        self._deaths[number] += not ready
-        return ready or (rank.restart > 0 and self._deaths[number] < TRIES)
+            self._answers.unregister(connection.ours)
+            del self._ranks[connection.ours.fileno()]
+            self._answered([number], deque())  # it died after its task
+        self.dealer.lost(number, died(rank))
+        self._connections[number] = None
+        if connection is not None:
+            self._gone.append(connection)
+        self._deaths[number] += connection is None
+        return connection is not None or (rank.restart > 0 and self._deaths[number] < TRIES)
 
     # ---- both ----
 
-    def _send(self, rank: int, kind: bytes, call: Call) -> None:
-        """Never waits for the rank, which may be stopped: what it has no room for is sent by a thread."""
+    def _send(self, rank: int, kind: bytes, number: int, call: Call) -> None:
+        """Never waits for the rank, which may be stopped: there is room for what it may be sent before it answers."""
         connection = self._connections[rank]
         if connection is None:
             return
-        with suppress(ConnectionError):  # if it has ended, that is noticed when its reply is read
-            if left := wire.begin_to_send(connection, kind, self._message(rank, call)):
-                threading.Thread(target=_send_all, args=(connection, left), daemon=True).start()
-
-    @contextmanager
-    def _whole(self, rank: int) -> Iterator[None]:
-        """Within this context a message is sent or received; if a signal handler raises meanwhile, the rank is lost."""
         try:
-            yield
-        except BaseException:
-            self.interrupt([rank], signal.SIGKILL)
+            wire.send(connection.ours, kind, number, self._message(rank, call), wire.NOW)
+        except ConnectionError:
+            return  # that it has ended is noticed soon
+        except BaseException:  # of a signal handler: perhaps it was not sent
+            self.interrupt([rank], SIGKILL)
             raise
 
     def _close_gone(self) -> None:
-        while self._gone and not self._receivers:
+        """For the thread that receives."""
+        while self._gone:
             self._gone.pop().close()
 
     def _drain(self, rank: int | None = None) -> None:
-        """Write what the ranks, or one of them, have printed; for threads other than the pool's."""
+        """Write what the ranks, or one of them, have printed."""
+        if get_ident() == self._thread.ident:
+            assert self._job is not None
+            self._job.drain(rank)
+            return
         with self._reading:
             if self._job is not None:
                 self._job.drain(rank)
 
-    def _loss(self, rank: int) -> Outcome:
-        with self._news:
-            self._news.wait_for(lambda: rank in self._lost, 10.0)
-            error = self._lost.get(rank) or PeerLostError(f"rank {rank} has closed its connection", rank=rank)
-        return Outcome(rank, lambda: None, error, lost=True)
-
-
-def _send_all(connection: socket.socket, left: list[memoryview]) -> None:
-    with suppress(OSError):  # the rank has ended
-        for part in left:
-            connection.sendall(part)
-
-
-def _wait(connection: socket.socket, timeout: float | None, interrupt: _Interrupt) -> bool:
-    """Wait until there is something to receive, for GRACE at most after Ctrl-C. Returns whether there is."""
-    end = None if timeout is None else time.monotonic() + timeout
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    while not interrupt.count and (end is None or time.monotonic() < end):
-        left = GRACE if end is None else min(GRACE, max(0.0, end - time.monotonic()))
-        if poll.poll(1000 * left):
-            return True
-    return False
-
 
 class _Interrupt:
-    """A context in which Ctrl-C interrupts the ranks' call instead of this thread, which goes on to wait for them.
+    """A context in which Ctrl-C is passed on instead of being raised in this thread, which goes on to wait.
 
-    So no message is ever read by half. send: sends the ranks SIGINT, or SIGKILL the second time. waiting: the ranks
-    in the call, by descriptor.
+    So no message is ever lost. noted: called by the signal handler, with SIGINT, or SIGKILL from the second time on.
     """
 
-    def __init__(self, send: Callable[[Iterable[int], int], None]) -> None:
+    def __init__(self, noted: Callable[[int], object]) -> None:
         self.count = 0
-        self.waiting: dict[int, int] = {}
-        self._send = send
+        self._noted = noted
         self._replaced = False
 
     def __enter__(self) -> _Interrupt:
@@ -444,4 +490,4 @@ class _Interrupt:
 
     def _note(self, signum: int, frame: object) -> None:
         self.count += 1
-        self._send(self.waiting.values(), SIGINT if self.count == 1 else signal.SIGKILL)
+        self._noted(SIGINT if self.count == 1 else SIGKILL)

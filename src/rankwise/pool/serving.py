@@ -50,15 +50,16 @@ class Server:
             signal.signal(signal.SIGINT, before)
 
     def answer(self, kind: bytes, parts: wire.Parts) -> Reply:
-        """Do what a message asks. Its first part is a new sys.path, or empty.
+        """Do what a message asks. Its last part is a new sys.path, or empty.
 
         In a child that the call has forked, and that leaves it, this ends the child as the call ends.
         """
-        if len(parts[0]):
-            sys.path[:] = pickle.loads(parts[0])
+        *parts, path = parts
+        if path:
+            sys.path[:] = pickle.loads(path)
         failure, pid = self._latest_failure(), os.getpid()
         try:
-            result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts[1:]))
+            result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts))
             if os.getpid() != pid:
                 sys.exit()
             reply = _parts_of_result(result)

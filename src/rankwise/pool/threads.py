@@ -54,7 +54,7 @@ class Threads(Ranks):
         return partial(fn, *args, **kwargs)
 
     def send_task(self, rank: int, task: Task) -> None:
-        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered(_outcome(ending), task))
+        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered([(task.number, _outcome(ending), False)]))
 
     def call(self, call: Call) -> list[Outcome]:
         outcomes = []

@@ -1,10 +1,14 @@
-"""Messages between a client and a rank over a stream socket: a kind, and parts that are not copied when they are sent.
+"""Messages between a client and a rank over a socket that keeps them apart (SOCK_SEQPACKET).
 
-An object is a pickle and its out-of-band buffers, so that the memory of an array is not copied into the pickle.
+Each has a kind, the number of the call that it belongs to, in an answer the time that the call took, and parts. An
+object is a pickle and its out-of-band buffers, so that the memory of an array is not copied into the pickle. A short
+message is sent whole or not at all; the parts of a long one lie in a file in memory, which its receiver maps.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import socket
 import struct
@@ -13,17 +17,28 @@ from typing import Any
 
 import numpy as np
 
+from rankwise._native import FileCopy
+
 CALL, TASK, MEET, RESULT, FAILED_GROUP, ERROR = b"C", b"T", b"M", b"R", b"F", b"E"
 """What a message is: a call on all ranks; a task; the ranks meet in a new group; the result of a call; the result of a
 call in which an operation of a group failed; the error of a call."""
 
-FIRST = 1 << 16  # bytes that are read at once; an end sends its next message only after the other end's
-MOST_PARTS = 512  # the kernel takes 1024 pieces at once
+MOST_PARTS = 512
+SHORT = 1 << 15  # bytes of the longest message without a file; the kernel has room for 200 KiB in a socket
 
-_HEADER = struct.Struct("<cxxxI")  # the kind, and how many parts there are; their lengths follow
+_HEADER = struct.Struct("<cxHIQ")  # the kind, how many parts there are, microseconds, number; the lengths follow
+HEADER = _HEADER.size
+MOST = (1 << 32) - 1  # microseconds
+_ALIGNED = 64  # the parts in a file
+_ROOM = socket.CMSG_SPACE(4)  # for one descriptor
+NOW = int(socket.MSG_DONTWAIT)
+_CLOSED_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 Parts = Sequence[Any]
-"""Objects that have the buffer protocol: a pickle and its out-of-band buffers."""
+"""Bytes, or views of bytes: a pickle and its out-of-band buffers."""
+
+Message = tuple[bytes, int, int, list[Any]]
+"""The kind, the microseconds, the number, and the parts."""
 
 
 def packed(obj: Any, dumps: Callable[..., bytes] = pickle.dumps) -> list[Any]:
@@ -40,58 +55,58 @@ def unpacked(parts: Parts) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def send(connection: socket.socket, kind: bytes, parts: Parts) -> None:
-    """Send a message. Raises ConnectionError if the other end is gone."""
-    for rest in begin_to_send(connection, kind, parts):
-        connection.sendall(rest)
+def send(connection: socket.socket, kind: bytes, number: int, parts: Parts, flags: int = 0, took: int = 0) -> None:
+    """Send a message. took: microseconds. Raises ConnectionError if the other end is gone."""
+    lengths = [*map(len, parts)]
+    header = struct.pack(f"<cxHIQ{len(parts)}Q", kind, len(parts), min(took, MOST), number, *lengths)
+    if len(header) + sum(lengths) <= SHORT:
+        connection.send(b"".join((header, *parts)), flags)
+        return
+    fd = os.memfd_create("rankwise-call")
+    with open(fd, "wb") as file:
+        for part in parts:
+            file.write(part)
+            file.write(bytes(-len(part) % _ALIGNED))
+        file.flush()
+        socket.send_fds(connection, [header], [fd], flags)
 
 
-def begin_to_send(connection: socket.socket, kind: bytes, parts: Parts) -> list[memoryview]:
-    """Send of a message what the other end has room for now; returns what is left."""
-    lengths = [memoryview(part).nbytes for part in parts]
-    header = _HEADER.pack(kind, len(parts)) + struct.pack(f"<{len(parts)}Q", *lengths)
-    try:
-        done = connection.sendmsg([header, *parts], [], socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        done = 0
-    left: list[memoryview] = []
-    if done < len(header) + sum(lengths):
-        for part in (header, *parts):
-            view = memoryview(part).cast("B")
-            left += [view[done:]] if done < len(view) else []
-            done = max(0, done - len(view))
-    return left
-
-
-def receive(connection: socket.socket) -> tuple[bytes, list[Any]] | None:
+def receive(connection: socket.socket, flags: int = 0) -> Message | None:
     """The next message; None if the other end is gone."""
     try:
-        first = memoryview(connection.recv(FIRST))
-        if len(first) < _HEADER.size:
-            first = _completed(connection, first, _HEADER.size)
-        kind, count = _HEADER.unpack_from(first)
-        at = _HEADER.size + 8 * count
-        if len(first) < at:
-            first = _completed(connection, first, at)
-        parts: list[Any] = []
-        for length in struct.unpack_from(f"<{count}Q", first, _HEADER.size):
-            part = first[at : at + length]
-            parts.append(_completed(connection, part, length) if len(part) < length or len(parts) else part)
-            at += length
-    except (EOFError, ConnectionError):
+        data, sent, _, _ = connection.recvmsg(SHORT, _ROOM, flags | _CLOSED_ON_EXEC)
+    except ConnectionError:
         return None
-    return kind, parts
+    if not data:
+        return None
+    kind, count, took, number = _HEADER.unpack_from(data)
+    lengths = struct.unpack_from(f"<{count}Q", data, _HEADER.size)
+    if not sent and sum(lengths) > SHORT:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    if sent:
+        return kind, took, number, _mapped(struct.unpack("i", sent[0][2])[0], lengths)
+    at = _HEADER.size + 8 * count
+    parts: list[Any] = []
+    for length in lengths:
+        part = data[at : at + length]
+        parts.append(bytearray(part) if parts else part)  # what a buffer becomes must be writable
+        at += length
+    return kind, took, number, parts
 
 
-def _completed(connection: socket.socket, begun: memoryview, length: int) -> Any:
-    """`length` bytes in memory of their own, aligned and writable as arrays need it; `begun` is their beginning."""
-    whole = np.empty(length, np.uint8)
-    view = whole.data
-    view[: len(begun)] = begun
-    done = len(begun)
-    while done < length:
-        got = connection.recv_into(view[done:], 0, socket.MSG_WAITALL)
-        if not got:
-            raise EOFError
-        done += got
-    return view
+def number_of(message: bytes) -> int:
+    """The number of a message of which at least its header was received."""
+    number: int = _HEADER.unpack_from(message)[3]
+    return number
+
+
+def _mapped(fd: int, lengths: Sequence[int]) -> list[Any]:
+    """The parts in this file, in memory of this process's own, aligned and writable as arrays need it."""
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length + -length % _ALIGNED)
+    try:
+        memory = np.asarray(FileCopy(fd, starts[-1])).data
+    finally:
+        os.close(fd)
+    return [memory[start : start + length] for start, length in zip(starts, lengths, strict=False)]
