@@ -1,7 +1,9 @@
-// Tests whether ranks share cores, from the cores of each.
+// Tests whether ranks share cores, from the cores of each, and how a wait yields.
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
+#include "sync/waiter.hpp"
 #include "sync/waiting.hpp"
 
 using namespace rankwise;
@@ -22,9 +24,23 @@ std::vector<ProcessCores> bound(size_t n, size_t users) {
     return all;
 }
 
+// How often two waits of a new thread poll for what never comes. lost: as in WaitPolicy.
+int polls_of_two_waits(std::chrono::milliseconds lost) {
+    using namespace std::chrono_literals;
+    int polls = 0;
+    std::thread([&] {
+        const auto never = [&] { return ++polls == 0; };
+        for (int wait = 0; wait < 2; ++wait) CHECK(!Waiter(1.0).poll({0, 0us, 3, 100s, lost}, never));
+    }).join();
+    return polls;
+}
+
 }  // namespace
 
 int main() {
+    CHECK_EQ(polls_of_two_waits(std::chrono::hours(1)), 6);
+    CHECK_EQ(polls_of_two_waits(std::chrono::milliseconds(-1)),
+             1);  // each yield takes too long, so the first is the last
     const ProcessCores own = process_cores();
     CHECK(own.set != 0 && own.count >= 1 && own.quota >= 1);
     CHECK_EQ(usable_cores(), int(std::min(own.count, own.quota)));

@@ -177,6 +177,8 @@ inline constexpr uint64_t kStays = 32 * KiB;
 // From this size on, a sender that waits helps the receiver to copy such a message. Round trips of objects: 256 KiB 115
 // to 95 us, 1 MiB 254 to 165, 16 MiB 4200 to 2300.
 inline constexpr uint64_t kHelp = 256 * KiB;
+// So long after another program has kept a rank's core, its waits do not yield it.
+inline constexpr std::chrono::milliseconds kCrowded{100};
 // If ranks share cores, a rank spins this long for a message from another core before it yields its core. Round trips
 // in Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4.
 inline constexpr std::chrono::microseconds kSpinForAnswer{4};

@@ -41,9 +41,16 @@ public:
     // Spins and yields for as long as the policy says. Returns true as soon as done() does.
     template <class Done> bool poll(const WaitPolicy& policy, const Done& done) const {
         if (spin(policy.spinning, done)) return true;
-        for (int i = 0; i < policy.may_yield() && polled() < policy.yielding; ++i) {
+        auto before = Clock::now();
+        if (before < crowded_until_) return false;
+        for (int i = 0; i < policy.may_yield() && before - polls_since_ < policy.yielding; ++i) {
             sched_yield();
-            if (done()) return true;
+            const bool over = done();
+            const auto after = Clock::now();
+            const bool lost = after - before > policy.lost;
+            if (lost) crowded_until_ = after + tuning::kCrowded;
+            if (over || lost) return over;
+            before = after;
         }
         return false;
     }
@@ -109,6 +116,8 @@ private:
     }
 
     static constexpr int kPollsPerClock = 16;
+    // Until then this thread does not yield its core, because another program would keep it.
+    static inline thread_local constinit Clock::time_point crowded_until_{};
     Embedding& program_;
     const Clock::time_point since_ = Clock::now();
     Clock::time_point polls_since_ = since_;

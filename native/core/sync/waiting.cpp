@@ -70,8 +70,8 @@ uint64_t scheduler_session() {
 
 WaitPolicy WaitPolicy::when(bool oversubscribed) {
     using namespace std::chrono_literals;
-    if (oversubscribed) return {0, 0us, 50, 20ms};
-    return {50, 50us, 300, 20ms};
+    if (oversubscribed) return {0, 0us, 50, 20ms, 20ms};
+    return {50, 50us, 300, 20ms, 1ms};
 }
 
 bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {

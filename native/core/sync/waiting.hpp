@@ -52,6 +52,8 @@ struct WaitPolicy {
     int yields;                          // then this many polls, yielding the core between them: counted and not
                                          // timed, because other threads may keep the core for long
     std::chrono::milliseconds yielding;  // upper limit of all that, so that errors are noticed soon
+    std::chrono::milliseconds lost;  // a yield of this length has lost the core to another program, which would keep
+                                     // it again; a rank that sleeps gets it back as soon as it is woken
     static WaitPolicy when(bool oversubscribed);
     // How many times the calling thread may yield. A stream's thread may not: its time slices are longer than other
     // threads' (stream.cpp), so each yield would cost it more.
