@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rankwise._native import Work
 from rankwise.contract.work import Pauses
 from rankwise.frontends.mpi4py.errors import Exception, error
 from rankwise.frontends.mpi4py.handles import Handle
@@ -22,6 +23,10 @@ class Request(Handle[Started], root=True):
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for the operation: raise its error, or fill the status and return its object, if it receives one."""
+        h: Any = self._h
+        if status is None and type(h) is Work:  # a collective, which has neither a message nor an object
+            self._h = None
+            return h.wait()
         h = self._finish()
         if h is None:
             if status is not None:
