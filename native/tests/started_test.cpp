@@ -131,6 +131,48 @@ void opposite_orders(Comm& c) {
     b->close(5);
 }
 
+// Threads of a rank, each with groups of its own that come and go, of several ranks or one, and operations on them that
+// are completed in another order on each rank, some of them by another thread.
+void groups_of_many_threads(Comm& c) {
+    constexpr int kThreads = 4, kGroups = 4, kPending = 12;
+    std::vector<std::shared_ptr<Comm>> everyone;
+    for (int t = 0; t < kThreads; ++t) everyone.push_back(c.split(0, 0));
+    const auto body = [&](int t) {
+        std::mt19937 same{unsigned(t)}, own(unsigned(c.rank() * kThreads + t));
+        for (int round = 0; round < 3; ++round) {
+            std::vector<std::shared_ptr<Comm>> groups;
+            for (int g = 0; g < kGroups; ++g) {
+                const unsigned halves = unsigned(same());
+                groups.push_back(everyone[size_t(t)]->split(int(halves >> c.rank() & 1), 0));
+            }
+            std::vector<std::unique_ptr<Any>> all;
+            for (int i = 0; i < 60; ++i) {
+                const uint64_t counts[] = {1, 3, 16, 128, 900, 2500, 9000};
+                Comm& group = *groups[same() % kGroups];
+                all.push_back(std::make_unique<Any>(group, i, counts[same() % 7]));
+                std::swap(all[own() % all.size()], all.back());
+                if (all.size() < kPending && i < 59) continue;
+                std::thread([&] { all.back()->check(); }).join();
+                all.pop_back();
+            }
+            while (!all.empty()) all.back()->check(), all.pop_back();
+            for (const auto& group : groups) group->close(5);
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+            try {
+                body(t);
+            } catch (const std::exception& e) {
+                CHECK(false, "thread " << t << " of rank " << c.rank() << " threw: " << e.what());
+                c.abort("failed its test");
+            }
+        });
+    for (auto& thread : threads) thread.join();
+    for (const auto& each : everyone) each->close(5);
+}
+
 // The others complete what a rank has started, while it does something else.
 void busy(Comm& c) {
     static std::atomic<int> complete;
@@ -215,6 +257,7 @@ int main() {
             dropped(c);
             polled(c);
             opposite_orders(c);
+            groups_of_many_threads(c);
             busy(c);
             if (c.world_size() > 1) failures(c);
         });
