@@ -193,6 +193,52 @@ void busy(Comm& c) {
     }
 }
 
+// A function of several calls takes its turn among the others, whoever runs it: alone, the thread that waits for it.
+void bodies(Comm& c) {
+    for (int round = 0; round < 50; ++round) {
+        std::vector<int64_t> x{c.rank()}, y{c.rank()}, z{c.rank()};
+        const auto before = start_sum(c, x);
+        std::thread::id ran;
+        const auto body = c.start_body([&] {
+            ran = std::this_thread::get_id();
+            for (int i = 0; i < 2; ++i) c.all_reduce(y.data(), 1, DType::I64, ReduceOp::SUM);
+            y[0] += x[0];
+        });
+        const auto after = start_sum(c, z);
+        if ((round + c.rank()) % 2) after->wait(kSoon);
+        body->wait();
+        if (c.world_size() == 1 && !(round % 2)) CHECK(ran == std::this_thread::get_id());
+        CHECK_EQ(y[0], (c.world_size() + 1) * sum_of(c, 0));
+        before->wait(kSoon);
+        after->wait(kSoon);
+        CHECK_EQ(z[0], sum_of(c, 0));
+    }
+    // The others need it while this rank does something else.
+    static std::atomic<int> complete;
+    if (c.rank() == 0) complete = 0;
+    ranks::meet(c);
+    std::vector<int64_t> x{c.rank()};
+    const auto body = c.start_body([&] { c.all_reduce(x.data(), 1, DType::I64, ReduceOp::SUM); });
+    if (c.rank() > 0) {
+        body->wait();
+        ++complete;
+    }
+    while (complete < c.world_size() - 1) std::this_thread::yield();
+    body->wait();
+    CHECK_EQ(x[0], sum_of(c, 0));
+    // Its error is told by each wait, or once if there is none.
+    auto g = c.split(0, 0);
+    const auto failing = [] { throw BadArgument("on purpose"); };
+    const auto failed = g->start_body(failing);
+    for (int i = 0; i < 2; ++i) CHECK_EQ(thrown([&] { failed->wait(); }), "BadArgument");
+    g->start_body(failing);
+    g->sync();
+    CHECK_EQ(g->failed_operations().size(), 1u);
+    g->close(5);
+    CHECK(thrown([&] { g->start_body(failing); }) != "");
+    ranks::meet(c);
+}
+
 // A wait that ends early leaves it pending.
 void ended_waits(Comm& c, Interruptible& program) {
     for (const size_t count : {1, 1000}) {
@@ -259,6 +305,7 @@ int main() {
             opposite_orders(c);
             groups_of_many_threads(c);
             busy(c);
+            bodies(c);
             if (c.world_size() > 1) failures(c);
         });
     }
