@@ -160,6 +160,7 @@ def keep(x: np.ndarray) -> int:
 
 
 def test_large_arguments_and_results_hold_no_descriptors(pool: rw.Pool) -> None:
+    pool.run(abs, -1)  # all ranks are there
     before = descriptors()
     held = [pool.submit(keep, np.zeros(1 << 14)).result(60) for _ in range(20)]
     results = [pool.submit(np.ones, 1 << 14).result(60) for _ in range(20)]

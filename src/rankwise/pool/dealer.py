@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.timeouts import check_wait
 
-PENDING = "PENDING"  # the state of such a future
+PENDING, RUNNING = "PENDING", "RUNNING"  # states of such a future
 CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared, which takes 40 us a rank
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
 AHEAD = 64  # tasks that a rank is given at most, the one that it does too
-HELP = 16  # tasks that a thread submits before it looks for answers
+HELP = 32  # tasks that a thread submits before it looks for answers
 LONG = 0.02  # seconds of a task, after which those wait again that were given to its rank too
 
 
@@ -64,10 +64,8 @@ class Ranks(ABC):
         """Let the ranks, which are idle, end. May be repeated."""
 
     @abstractmethod
-    def packed(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
-    ) -> Any:
-        """A call as the ranks take it. given: the user's function, which fn may be or call."""
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Any:
+        """A call as the ranks take it. each: of `each_of(fn, *args)` instead of `fn(*args, **kwargs)`."""
 
     def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """For `packed`, a function of several calls, which is packed only once."""
@@ -79,7 +77,10 @@ class Ranks(ABC):
 
     @abstractmethod
     def send_task(self, rank: int, task: Task) -> None:
-        """Let a rank make the call of a task, without waiting for anything. A loss of the rank is reported later."""
+        """Send a rank a task, without waiting for anything; `sent` follows. A loss of the rank is reported later."""
+
+    def sent(self, rank: int) -> None:  # noqa: B027 - does nothing by default
+        """This rank is sent no more for now."""
 
     def take_back(self, rank: int) -> Collection[int]:
         """The numbers of the tasks that this rank was sent and has not begun, nor will it."""
@@ -149,7 +150,7 @@ class Task(Future[Any], Part):
             timeout = check_wait(max(timeout, 0))  # as in concurrent.futures, whose map waits for less than 0 when late
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            if not self.done():
+            if self._state in (PENDING, RUNNING):
                 self._dealer.ranks.receive(self, timeout)
             return super().result(end and max(0.0, end - time.monotonic()))
         except KeyboardInterrupt:
@@ -206,7 +207,8 @@ class Dealer:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.numbers = count(1)
-        self.changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self._waiting: deque[Task | Turn] = deque()
         self._dealt: dict[int, dict[int, Part]] = {}
         """What each rank that is ready was given and has not answered, by number; it does the first one."""
@@ -221,12 +223,13 @@ class Dealer:
     # ---- for the pool ----
 
     def submit(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, each: bool = False
     ) -> Future[Any]:
-        """A task, for the next rank that has time. given: the user's function, which fn may be or call."""
-        task = Task(self, self._packed(fn, args, kwargs, given))
+        """A task, for the next rank that has time. each: its result is `each_of(fn, *args)`."""
+        _check_function(fn)
+        task = Task(self, self.ranks.packed(fn, args, kwargs, each))
         self.ranks.here()
-        with self.changed:
+        with self._lock:
             self._check()
             self._waiting.append(task)
             idle = self._idle
@@ -243,7 +246,8 @@ class Dealer:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
-        call = self._packed(fn, args, kwargs, fn)
+        _check_function(fn)
+        call = self.ranks.packed(fn, args, kwargs, each=False)
         self.ranks.here()
         turn = Turn()
         try:
@@ -304,8 +308,8 @@ class Dealer:
 
     def deal(self) -> bool:
         """Give waiting tasks to idle ranks. Returns whether the pool has been shut down and has nothing left to do."""
-        with self.changed:
-            while self._idle and self._give(min(self._idle)):
+        with self._lock:
+            while self._idle and self._give(min(self._idle), 1):
                 pass
             self.changed.notify_all()
             return self._ended is not None and self._all_done()
@@ -347,7 +351,7 @@ class Dealer:
         """
         settle = deque[tuple[Part, Outcome]]() if parts is None else parts
         quick: dict[int, bool] = {}
-        with self.changed:
+        with self._lock:
             now = time.monotonic()
             for number, outcome, was_quick in answers:
                 rank = outcome.rank
@@ -362,8 +366,7 @@ class Dealer:
                 self._take_back_behind(lambda rank: now - self._since[rank] > LONG)
             for rank in quick:
                 room = min(AHEAD, 1 + len(self._waiting) // len(self._dealt)) if quick[rank] else 1
-                while self.tasks_of(rank) < room and self._give(rank):
-                    pass
+                self._give(rank, room)
             if self._idle:
                 self._take_back_behind(lambda rank: True)
             over = bool(self._idle) and self.deal()
@@ -422,10 +425,10 @@ class Dealer:
         self._waiting = deque(turn for turn in self._waiting if isinstance(turn, Turn))
         return dropped
 
-    def _give(self, rank: int) -> bool:
-        """Give a rank the next task, if there is one that it may be given."""
-        dealt = self._dealt[rank]
-        while self._waiting and not isinstance(task := self._waiting[0], Turn):
+    def _give(self, rank: int, room: int) -> bool:
+        """Give a rank the next tasks that it may be given, until it has so many. Returns whether there was one."""
+        dealt, given = self._dealt[rank], False
+        while len(dealt) < room and self._waiting and not isinstance(task := self._waiting[0], Turn):
             if dealt and not task.small:
                 break
             self._waiting.popleft()
@@ -435,8 +438,10 @@ class Dealer:
                     self._since[rank] = time.monotonic()
                 dealt[task.number] = task
                 self.ranks.send_task(rank, task)
-                return True
-        return False
+                given = True
+        if given:
+            self.ranks.sent(rank)
+        return given
 
     def _take_back_behind(self, of: Callable[[int], bool]) -> None:
         """Take back what waits behind the present tasks of these ranks."""
@@ -456,12 +461,6 @@ class Dealer:
         if not dealt:
             self._idle.add(rank)
         return bool(numbers)
-
-    def _packed(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
-    ) -> Any:
-        _check_function(given)
-        return self.ranks.packed(fn, args, kwargs, given)
 
     def _wait_for_all(self, turn: Turn) -> None:
         """Wait until all ranks are free for this call."""
@@ -509,6 +508,11 @@ class Dealer:
             if met:
                 return
         raise _to_blame(failed)
+
+
+def each_of(fn: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """The results of fn for the elements of one sequence, or of several in parallel."""
+    return list(map(fn, *columns))
 
 
 def _check_function(fn: Callable[..., Any]) -> None:

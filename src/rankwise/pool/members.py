@@ -83,7 +83,8 @@ class Members(PickledRanks):
             self._running.release()
 
     def _send(self, rank: int, kind: bytes, number: int, call: Call) -> Work[None]:
-        message = (kind, number, [*map(_array, self._message(rank, call))])
+        kind, parts = self._message(rank, kind, call)
+        message = (kind, number, [*map(_array, parts)])
         return self._control.isend_object(message, rank + 1)
 
     def _receive(self) -> None:
@@ -112,7 +113,7 @@ class Members(PickledRanks):
                     break
                 reply, parts = server.answer(kind, parts)
                 answer: Any = (number, (members.rank, reply, [*map(_array, parts)]))
-                self._control.send_object(answer, 0, TASKS if kind == wire.TASK else CALLS)
+                self._control.send_object(answer, 0, TASKS if kind.upper() == wire.TASK else CALLS)
             last = default_group.current()
         for group in (last, self._control):
             if group is not None:

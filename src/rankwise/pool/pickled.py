@@ -9,16 +9,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 from rankwise.contract.errors import as_exception, described
 from rankwise.launch.spawn import module_path, raised_on, unpickled
 from rankwise.launch.spawn_worker import pickler
 from rankwise.pool import wire
-from rankwise.pool.dealer import Outcome, Ranks
+from rankwise.pool.dealer import Outcome, Ranks, each_of
 
-SHORT = 256  # bytes of a function that are copied into each of its calls
-KEPT = 1 << 16  # bytes of a function that a rank may keep although it makes no more calls of it
+LONGEST = 1 << 15  # bytes of a function that is packed on its own
+MARK = 8  # bytes, which tell functions apart that are packed alike
+BY_NAME = FunctionType, BuiltinFunctionType  # what pickle packs as the name of a module and its own
 
 
 class Call(NamedTuple):
@@ -29,47 +31,46 @@ class Call(NamedTuple):
 
 
 class _SentOnce:
-    """A function of several calls, which is packed once, and unpacked once on each rank if it is short.
+    """A function of several calls. packed: how it is sent, if not in these parts."""
 
-    It is called on a rank only.
-    """
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        parts = _packed(fn, fn, fn)
-        mark = os.urandom(8) if sum(map(len, parts)) <= KEPT else b""
-        plain = len(parts) == 1 and len(parts[0]) < SHORT and b"__main__" not in parts[0]
-        self._sent = mark, parts if plain else [pickle.PickleBuffer(part) for part in parts]
+    def __init__(self, fn: Callable[..., Any], packed: bytes, parts: wire.Parts = ()) -> None:
+        self.fn, self.packed, self._parts = fn, packed, parts
 
     def __call__(self) -> None:
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
-        return _received, self._sent
+        return wire.unpacked, ([pickle.PickleBuffer(part) for part in self._parts],)
 
 
-_latest: tuple[bytes, Any] = b"", None  # the function that a rank received last, and its mark
+_latest: tuple[bytes, Any] = b"", None  # the function that a rank received last, as it was packed, and itself
 
 
-def _received(mark: bytes, parts: wire.Parts) -> Callable[..., Any]:
+def call_of(parts: wire.Parts) -> Callable[[], Any]:
+    """The call of these parts of a message."""
     global _latest
-    latest = _latest
-    if latest[0] != mark or not mark:
-        latest = mark, wire.unpacked(parts)
-        if mark:
-            _latest = latest
-    fn: Callable[..., Any] = latest[1]
-    return fn
+    at = 2 + int.from_bytes(parts[0][:2], "little")
+    packed, (data, *buffers) = bytes(parts[0][2:at]), (parts[0][at:], *parts[1:])
+    if not packed:
+        fn, args, kwargs, each = wire.unpacked([data, *buffers])
+    else:
+        args, kwargs, each = wire.unpacked([data, *buffers])
+        latest = _latest
+        if latest[0] != packed:
+            latest = _latest = packed, pickle.loads(packed[MARK:])
+        fn = latest[1]
+    return partial(each_of, fn, *args) if each else partial(fn, *args, **kwargs)
 
 
-def _packed(obj: object, fn: Callable[..., Any], given: Callable[..., Any]) -> list[Any]:
-    """The parts of an object with this function in it. given: the user's function, for errors."""
-    if getattr(fn, "__module__", None) != "__main__" and not _sent_by_value():
+def _packed(obj: object, fn: Callable[..., Any]) -> list[Any]:
+    """The parts of an object of a call of fn."""
+    if not _sent_by_value():
         with suppress(Exception):  # whatever their classes raise; cloudpickle may know how
             parts = wire.packed(obj)
             if b"__main__" not in parts[0]:  # which the ranks cannot import
                 return parts
     try:
-        return wire.packed(obj, pickler(given))
+        return wire.packed(obj, pickler(fn))
     except Exception as error:  # whatever their classes raise
         raise TypeError(f"fn and its arguments cannot be sent to other processes: {described(error)}") from error
 
@@ -95,6 +96,7 @@ class PickledRanks(Ranks):
 
     def __init__(self, n: int) -> None:
         self.n = n
+        self._latest_fn: tuple[object, bytes] = (None, b"")  # what `_by_name` returned last
         self._latest: tuple[object, list[str]] = (None, [])  # what the latest path was made for, and the path
         self._paths: list[list[str] | None] = [None] * n  # the sys.path that each rank has
 
@@ -108,20 +110,36 @@ class PickledRanks(Ranks):
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         """Send all ranks, none of which is in a call, a message; return what came of it, in the order of arrival."""
 
-    def _message(self, rank: int, call: Call) -> list[Any]:
-        """The parts of the message to a rank that has this call. The last one is a new sys.path, or empty."""
-        new = b"" if self._paths[rank] is call.path else pickle.dumps(call.path)
+    def _message(self, rank: int, kind: bytes, call: Call) -> tuple[bytes, wire.Parts]:
+        """The kind and the parts of the message to a rank that has this call."""
+        if self._paths[rank] is call.path:
+            return kind, call.parts
         self._paths[rank] = call.path
-        return [*call.parts, new]
+        return kind.lower(), [*call.parts, pickle.dumps(call.path)]
 
-    def packed(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
-    ) -> Call:
-        """The call. given: the user's function, which fn may be or call."""
-        return Call(_packed((fn, args, kwargs), fn, given), self._path(given))
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Call:
+        given, packed = (fn.fn, fn.packed) if isinstance(fn, _SentOnce) else (fn, self._by_name(fn))
+        parts = _packed((args, kwargs, each) if packed else (fn, args, kwargs, each), given)
+        parts[0] = b"".join((len(packed).to_bytes(2, "little"), packed, parts[0]))
+        return Call(parts, self._path(given))
 
     def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return _SentOnce(fn)
+        if packed := self._by_name(fn):
+            return _SentOnce(fn, packed)
+        parts = _packed(fn, fn)
+        if len(parts) > 1 or len(parts[0]) > LONGEST:
+            return _SentOnce(fn, b"", parts)
+        return _SentOnce(fn, os.urandom(MARK) + parts[0])
+
+    def _by_name(self, fn: Callable[..., Any]) -> bytes:
+        """A function as it is packed if the ranks can import it, else b""."""
+        if fn is not self._latest_fn[0]:
+            packed = b""
+            if isinstance(fn, BY_NAME) and not _sent_by_value():
+                with suppress(Exception):  # it is no name of its module
+                    packed = bytes(MARK) + pickle.dumps(fn)
+            self._latest_fn = fn, b"" if b"__main__" in packed else packed
+        return self._latest_fn[1]
 
     def _path(self, fn: Callable[..., Any]) -> list[str]:
         """sys.path for the ranks, the same object as long as it is the same list."""

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -151,7 +151,7 @@ class Pool(Executor):
             (3, 1)
         """
         self._check_process()
-        return self._dealer.submit(fn, args, kwargs, fn)
+        return self._dealer.submit(fn, args, kwargs)
 
     def map(
         self,
@@ -186,7 +186,7 @@ class Pool(Executor):
         futures = []
         for at in range(0, count, chunksize):
             chunk = [column[at : at + chunksize] for column in columns]
-            futures.append(self._dealer.submit(_chunk, (sent, *chunk), {}, fn))
+            futures.append(self._dealer.submit(sent, chunk, {}, each=True))
         return self._results(futures[::-1], end)
 
     def _check_process(self) -> None:
@@ -246,7 +246,3 @@ def _threads(n: int, timeout: float | None) -> Threads:
 def _end(dealer: Dealer, owner: int) -> None:
     if os.getpid() == owner:  # the ranks of a pool that a fork has inherited are its parent's
         dealer.shutdown(wait=False, cancel=True, now=True)
-
-
-def _chunk(fn: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
-    return list(map(fn, *columns))

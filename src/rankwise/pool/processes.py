@@ -32,7 +32,7 @@ from rankwise.system.settings import Settings
 
 GRACE = 1.0  # seconds after the failure of a rank in which the others may end a call on their own
 EXIT = 5.0  # seconds in which idle ranks may exit when the pool is shut down
-PATIENCE = 0.002  # seconds without another thread that receives, after which the pool's does
+PATIENCE = 0.005  # seconds without another thread that receives, after which the pool's does
 QUICK = 1000  # microseconds of a task; a rank that does such a one gets further ones before it is done with the next
 SMALL = 1 << 10  # bytes of a task that a rank may be sent while it does another
 TRIES = 3  # how often in a row a replacement may die before it is ready
@@ -68,14 +68,24 @@ class _Replaced(Losses):
 
 
 class _Connection:
-    """Of a rank's process: our end of its socket, its own, from which what it has not begun is taken back, its pid."""
+    """Of a rank's process: our end of its socket, its own, from which what it has not begun is taken back, its pid.
 
-    def __init__(self, ours: socket.socket, theirs: socket.socket, pid: int) -> None:
-        self.ours, self.theirs, self.pid = ours, theirs, pid
+    bell: wakes it when something was sent. It does not sleep on the socket, so that several messages wake it once.
+    """
+
+    def __init__(self, ours: int, theirs: int, bell: int, pid: int) -> None:
+        self.ours, self.theirs = socket.socket(fileno=ours), socket.socket(fileno=theirs)
+        self.bell, self.pid = bell, pid
+
+    def end(self) -> None:
+        """Let the rank exit."""
+        self.ours.shutdown(socket.SHUT_RDWR)
+        os.eventfd_write(self.bell, 1)
 
     def close(self) -> None:
         self.ours.close()
         self.theirs.close()
+        os.close(self.bell)
 
 
 class _Call(Part):
@@ -170,6 +180,10 @@ class Processes(PickledRanks):
     def send_task(self, rank: int, task: Task) -> None:
         """If the rank is gone, the loss is noticed soon."""
         self._send(rank, wire.TASK, task.number, task.call)
+
+    def sent(self, rank: int) -> None:
+        if (connection := self._connections[rank]) is not None:
+            os.eventfd_write(connection.bell, 1)
 
     def take_back(self, rank: int) -> list[int]:
         connection = self._connections[rank]
@@ -281,6 +295,7 @@ class Processes(PickledRanks):
                 parts = [_Call(left, outcomes, self.dealer.changed) for _ in range(self.n)]
                 for rank in self.dealer.give_all(parts, number):
                     self._send(rank, kind, number, call)
+                    self.sent(rank)
                 if interrupt.count:
                     self.interrupt(left)  # those whose call came after Ctrl-C
                 while left:
@@ -380,7 +395,7 @@ class Processes(PickledRanks):
         losses.stay = False
         self._leaving = True
         for connection in filter(None, self._connections):
-            connection.ours.shutdown(socket.SHUT_RDWR)  # the rank exits
+            connection.end()
         job.unlisten(self._for_the_pool.fileno())
         end = time.monotonic() + EXIT
         while job.running() and time.monotonic() < end:
@@ -408,12 +423,11 @@ class Processes(PickledRanks):
         return limit
 
     def _connected(self, meeting: socket.socket) -> None:
-        data, fds, _, _ = socket.recv_fds(meeting, 256, 2)
+        data, (ours, theirs, bell), _, _ = socket.recv_fds(meeting, 256, 3)
         rank, pid = pickle.loads(data)
-        ours, theirs = (socket.socket(fileno=fd) for fd in fds)
-        connection = self._connections[rank] = _Connection(ours, theirs, pid)
+        connection = self._connections[rank] = _Connection(ours, theirs, bell, pid)
         if self._leaving:
-            connection.ours.shutdown(socket.SHUT_RDWR)  # a replacement that was about to start
+            connection.end()  # a replacement that was about to start
             return
         self._paths[rank], self._deaths[rank] = None, 0
         self._ranks[connection.ours.fileno()] = rank
@@ -443,7 +457,8 @@ class Processes(PickledRanks):
         if connection is None:
             return
         try:
-            wire.send(connection.ours, kind, number, self._message(rank, call), wire.NOW)
+            kind, parts = self._message(rank, kind, call)
+            wire.send(connection.ours, kind, number, parts, wire.NOW)
         except ConnectionError:
             return  # that it has ended is noticed soon
         except BaseException:  # of a signal handler: perhaps it was not sent

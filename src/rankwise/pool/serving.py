@@ -17,6 +17,7 @@ from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
 from rankwise.launch.spawn_worker import cannot_travel, error_report, pickler
 from rankwise.pool import wire
+from rankwise.pool.pickled import call_of
 from rankwise.system import failure_report
 
 Reply = tuple[bytes, list[Any]]
@@ -50,13 +51,14 @@ class Server:
             signal.signal(signal.SIGINT, before)
 
     def answer(self, kind: bytes, parts: wire.Parts) -> Reply:
-        """Do what a message asks. Its last part is a new sys.path, or empty.
+        """Do what a message asks.
 
         In a child that the call has forked, and that leaves it, this ends the child as the call ends.
         """
-        *parts, path = parts
-        if path:
+        if kind.islower():
+            *parts, path = parts
             sys.path[:] = pickle.loads(path)
+            kind = kind.upper()
         failure, pid = self._latest_failure(), os.getpid()
         try:
             result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts))
@@ -86,8 +88,7 @@ class Server:
 
 
 def _call(parts: wire.Parts) -> Any:
-    fn, args, kwargs = wire.unpacked(parts)
-    return fn(*args, **kwargs)
+    return call_of(parts)()
 
 
 def _parts_of_result(result: Any) -> list[Any]:

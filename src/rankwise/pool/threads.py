@@ -13,7 +13,7 @@ from rankwise.contract import errors
 from rankwise.contract.errors import ClosedError
 from rankwise.group import default_group
 from rankwise.launch.last_calls import difference, may_differ
-from rankwise.pool.dealer import Dealer, Outcome, Ranks, Task
+from rankwise.pool.dealer import Dealer, Outcome, Ranks, Task, each_of
 from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
 
 Call = Callable[[], Any]
@@ -48,10 +48,8 @@ class Threads(Ranks):
 
     # ---- what the dealer asks for ----
 
-    def packed(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Callable[..., Any]
-    ) -> Call:
-        return partial(fn, *args, **kwargs)
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Call:
+        return partial(each_of, fn, *args) if each else partial(fn, *args, **kwargs)
 
     def send_task(self, rank: int, task: Task) -> None:
         self._ranks.call(rank, task.call, lambda ending: self.dealer.answered([(task.number, _outcome(ending), False)]))

@@ -21,12 +21,13 @@ from rankwise._native import FileCopy
 
 CALL, TASK, MEET, RESULT, FAILED_GROUP, ERROR = b"C", b"T", b"M", b"R", b"F", b"E"
 """What a message is: a call on all ranks; a task; the ranks meet in a new group; the result of a call; the result of a
-call in which an operation of a group failed; the error of a call."""
+call in which an operation of a group failed; the error of a call. In lower case: the last part is a new sys.path."""
 
 MOST_PARTS = 512
 SHORT = 1 << 15  # bytes of the longest message without a file; the kernel has room for 200 KiB in a socket
 
-_HEADER = struct.Struct("<cxHIQ")  # the kind, how many parts there are, microseconds, number; the lengths follow
+_HEADER = struct.Struct("<c?HIQ")  # the kind, whether there is a file, how many parts there are, microseconds, number
+"""The parts' lengths follow, unless there is one, and no file."""
 HEADER = _HEADER.size
 MOST = (1 << 32) - 1  # microseconds
 _ALIGNED = 64  # the parts in a file
@@ -57,9 +58,14 @@ def unpacked(parts: Parts) -> Any:
 
 def send(connection: socket.socket, kind: bytes, number: int, parts: Parts, flags: int = 0, took: int = 0) -> None:
     """Send a message. took: microseconds. Raises ConnectionError if the other end is gone."""
+    count, took = len(parts), min(took, MOST)
+    if count == 1 and len(parts[0]) <= SHORT - HEADER:
+        connection.send(_HEADER.pack(kind, False, 1, took, number) + parts[0], flags)
+        return
     lengths = [*map(len, parts)]
-    header = struct.pack(f"<cxHIQ{len(parts)}Q", kind, len(parts), min(took, MOST), number, *lengths)
-    if len(header) + sum(lengths) <= SHORT:
+    long = HEADER + 8 * count + sum(lengths) > SHORT
+    header = _HEADER.pack(kind, long, count, took, number) + struct.pack(f"<{count}Q", *lengths)
+    if not long:
         connection.send(b"".join((header, *parts)), flags)
         return
     fd = os.memfd_create("rankwise-call")
@@ -79,14 +85,15 @@ def receive(connection: socket.socket, flags: int = 0) -> Message | None:
         return None
     if not data:
         return None
-    kind, count, took, number = _HEADER.unpack_from(data)
-    lengths = struct.unpack_from(f"<{count}Q", data, _HEADER.size)
-    if not sent and sum(lengths) > SHORT:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    if sent:
+    kind, long, count, took, number = _HEADER.unpack_from(data)
+    if count == 1 and not long:
+        return kind, took, number, [data[HEADER:]]
+    lengths = struct.unpack_from(f"<{count}Q", data, HEADER)
+    if long:
+        if not sent:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return kind, took, number, _mapped(struct.unpack("i", sent[0][2])[0], lengths)
-    at = _HEADER.size + 8 * count
-    parts: list[Any] = []
+    at, parts = HEADER + 8 * count, list[Any]()
     for length in lengths:
         part = data[at : at + length]
         parts.append(bytearray(part) if parts else part)  # what a buffer becomes must be writable
@@ -96,7 +103,7 @@ def receive(connection: socket.socket, flags: int = 0) -> Message | None:
 
 def number_of(message: bytes) -> int:
     """The number of a message of which at least its header was received."""
-    number: int = _HEADER.unpack_from(message)[3]
+    number: int = _HEADER.unpack_from(message)[4]
     return number
 
 

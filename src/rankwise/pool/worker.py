@@ -21,7 +21,7 @@ def main(meeting_fd: int) -> None:
     """Connect to the client and serve it until it closes the connection.
 
     meeting_fd: a socket that all ranks inherit, over which each sends its client both ends of a connection of its own:
-    from the rank's end the client takes back what the rank has not begun.
+    from the rank's end the client takes back what the rank has not begun. An eventfd comes too, which wakes the rank.
     """
     settings = Settings.read()
     assert settings.launcher_pid is not None
@@ -29,14 +29,21 @@ def main(meeting_fd: int) -> None:
     server = Server(_meet)
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+    bell = os.eventfd(0, os.EFD_CLOEXEC)
     with connection, server.interruptible(connection):
         if not settings.restart:  # a replacement meets the others before their next call on all ranks
             init()
         with socket.socket(fileno=meeting_fd) as meeting, theirs:
-            socket.send_fds(
-                meeting, [pickle.dumps((settings.rank, os.getpid()))], [theirs.fileno(), connection.fileno()]
-            )
-        while (message := wire.receive(connection)) is not None:
+            ends = [theirs.fileno(), connection.fileno(), bell]
+            socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid()))], ends)
+        while True:
+            try:
+                message = wire.receive(connection, wire.NOW)
+            except BlockingIOError:
+                os.eventfd_read(bell)
+                continue
+            if message is None:
+                return  # the client has closed the connection
             kind, _, number, parts = message
             begin = time.perf_counter_ns()
             kind, parts = server.answer(kind, parts)

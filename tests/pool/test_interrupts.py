@@ -1,0 +1,89 @@
+"""`rankwise.Pool`: Ctrl-C in a call on all ranks and in a task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import rankwise as rw
+
+RANKS = 3
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[rw.Pool]:
+    with rw.Pool(RANKS, timeout=60) as pool:
+        pool.run(total)  # imports this file, which takes the ranks longer than `interrupt_soon`
+        yield pool
+
+
+def keep(value: object) -> None:
+    rw.local.kept = value, rw.init().rank
+
+
+def kept() -> tuple[object, int] | None:
+    return getattr(rw.local, "kept", None)
+
+
+def total(x: float = 1.0) -> float:
+    return float(rw.init().all_reduce(np.full(3, x))[0])
+
+
+def interrupt_soon() -> None:
+    """Ctrl-C, a moment after the call that follows has begun."""
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+def waits_for_ever() -> None:
+    group = rw.init()
+    group.recv((1,), 1) if group.rank == 0 else group.barrier()
+
+
+@pytest.mark.parametrize("fn", [waits_for_ever, lambda: time.sleep(100)])
+def test_an_interrupt_ends_the_call_and_keeps_the_ranks(pool: rw.Pool, fn: Callable[[], None]) -> None:
+    pool.run(keep, 9)
+    pids = pool.run(os.getpid)
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(fn)
+    assert pool.run(total) == [3.0] * RANKS
+    assert pool.run(kept) == [(9, rank) for rank in range(RANKS)]
+    assert pool.run(os.getpid) == pids
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_ends_the_tasks_that_are_waited_for(pool: rw.Pool) -> None:
+    pids = pool.run(os.getpid)
+    for waiting in (
+        lambda: pool.submit(time.sleep, 100).result(),
+        lambda: list(pool.map(time.sleep, [100] * 10)),
+    ):
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            waiting()
+    assert pool.run(os.getpid) == pids
+
+
+def ignores_interrupts() -> None:
+    while True:
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            continue
+
+
+@pytest.mark.slow  # the second must come when the first has been noticed, and not with it
+def test_a_second_interrupt_kills_the_ranks(pool: rw.Pool) -> None:
+    pids = pool.run(os.getpid)
+    interrupt_soon()
+    threading.Timer(0.8, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(ignores_interrupts)
+    assert pool.run(total) == [3.0] * RANKS
+    assert not set(pids) & set(pool.run(os.getpid))
