@@ -5,25 +5,14 @@ import os
 import deepspeed
 import torch
 import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import llama
 
 TOKENS = 16
 
 # DeepSpeed's launcher sets it; without it, its all_reduce crashes.
 os.environ["LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
 deepspeed.init_distributed("gloo")
-torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=2048,
-    hidden_size=512,
-    intermediate_size=1408,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    initializer_range=0.2,
-    eos_token_id=None,
-)
-model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+model = llama().to(torch.bfloat16).eval()
 size = {"tp_size": dist.get_world_size()}
 model = deepspeed.init_inference(model, tensor_parallel=size, dtype=torch.bfloat16, replace_with_kernel_inject=False)
 prompt = torch.arange(16)[None]

@@ -10,24 +10,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from small_llama import llama
+from transformers import AutoModelForCausalLM
 
 TOKENS = 32
 
 dtype = getattr(torch, sys.argv[1])
-torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=2048,
-    hidden_size=512,
-    intermediate_size=1408,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    initializer_range=0.2,
-    eos_token_id=None,
-)
 with TemporaryDirectory() as folder:  # each rank's own: torch's backend "fake" has no barrier
-    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)  # which only rank 0 of a group would do
+    llama().to(dtype).save_pretrained(folder)  # which only rank 0 of a group would do
     dist.init_process_group("gloo")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, tp_plan="auto").eval()
 prompt = torch.arange(16)[None]

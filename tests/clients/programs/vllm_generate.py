@@ -12,20 +12,15 @@ from pathlib import Path
 
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
+from small_llama import SHAPE
 from vllm import LLM, SamplingParams
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 TOKENS = 32
-CONFIG = {
+CONFIG = SHAPE | {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 2048,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
