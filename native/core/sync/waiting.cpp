@@ -70,7 +70,7 @@ uint64_t scheduler_session() {
 
 WaitPolicy WaitPolicy::when(bool oversubscribed) {
     using namespace std::chrono_literals;
-    if (oversubscribed) return {0, 0us, 50, 20ms, 20ms};
+    if (oversubscribed) return {0, 0us, 50, 20ms, 1ms};
     return {50, 50us, 300, 20ms, 1ms};
 }
 
