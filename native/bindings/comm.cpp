@@ -191,6 +191,7 @@ void bind_comm(nb::module_& m) {
     bind_objects(m, comm);
     bind_shortcuts(comm);
     bind_vector_arrays(comm);
+    bind_rows(comm);
     bind_torch_calls(m, comm);
 
     // Every collective as a blocking call, and as start_<name>, which returns a Work.

@@ -1,5 +1,7 @@
 // Python objects that own the memory of pending operations.
 #pragma once
+#include <utility>
+
 #include "bindings.hpp"
 
 // A reference to a Python object. Any thread may destroy it: without the GIL, and with the engine's locks held.
@@ -11,6 +13,7 @@ public:
     PyObject* get() const { return object_; }
     // Releases the reference now. The caller holds the GIL, and no lock.
     void release() { Py_CLEAR(object_); }
+    nb::object take() { return nb::steal(std::exchange(object_, nullptr)); }
 
 private:
     PyObject* object_;

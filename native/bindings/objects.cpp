@@ -273,15 +273,18 @@ struct GatheredObjects {
             mine.copy_to(whole.data());
             data = whole.data();
         }
-        const auto block_of = [this](int from, size_t bytes) {
-            ObjectBlock& block = blocks[size_t(from)];
-            block.bytes = bytes;
-            if (ObjectBlock::fits(bytes)) return &block.data[0];
-            longer.resize(blocks.size());
-            longer[size_t(from)] = Memory(bytes);
-            return longer[size_t(from)].data();
+        const auto rooms = [this](const Counts& sizes) {
+            std::vector<uint8_t*> places;
+            longer.resize(sizes.size());
+            for (size_t from = 0; from < sizes.size(); ++from) {
+                blocks[from].bytes = sizes[from];
+                const bool fits = ObjectBlock::fits(sizes[from]);
+                if (!fits) longer[from] = Memory(sizes[from]);
+                places.push_back(fits ? &blocks[from].data[0] : longer[from].data());
+            }
+            return places;
         };
-        c.gather_sized(data, mine.bytes, block_of, dst, options);
+        c.gather_sized(data, mine.bytes, {}, rooms, dst, options);
     }
     // Takes a block: bytes, if it is short.
     nb::object take(size_t rank) {

@@ -19,6 +19,14 @@ struct PlainArray {
     int dims() const { return dims_; }
     int64_t dim(int i) const { return shape_[i]; }
     rankwise::Description description() const { return {rankwise::Op::None, dims_, shape_}; }
+    // Of an array that has an axis 0: the shape of one of its rows, and their number.
+    rankwise::Description row_description() const { return {rankwise::Op::None, dims_ - 1, shape_ + 1}; }
+    uint64_t rows() const { return uint64_t(shape_[0]); }
+    rankwise::Row row() const {
+        uint64_t elements = 1;
+        for (int i = 1; i < dims_; ++i) elements *= uint64_t(dim(i));
+        return {rankwise::DType(dtype), elements};
+    }
     size_t bytes() const { return count * rankwise::itemsize(rankwise::DType(dtype)); }
     bool apart_from(const PlainArray& other) const {
         return data + bytes() <= other.data || other.data + other.bytes() <= data;

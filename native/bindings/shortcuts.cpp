@@ -34,11 +34,7 @@ template <Rules rules> bool done(const PlainArray& written) { return rules == Ru
 
 // A reduction: by its name, or by torch's rules, by its number.
 template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
-    if (rules == Rules::Torch) return checked_op(nb::cast<int>(op));
-    if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;
-    for (const OpName& known : op_names)
-        if (known.text == op.ptr() || PyUnicode_Compare(known.text, op.ptr()) == 0) return known.op;
-    return std::nullopt;
+    return rules == Rules::Torch ? checked_op(nb::cast<int>(op)) : reduction_named(op);
 }
 
 // Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
@@ -300,6 +296,13 @@ bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
 }
 
 }  // namespace
+
+std::optional<ReduceOp> reduction_named(nb::handle op) {
+    if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;
+    for (const OpName& known : op_names)
+        if (known.text == op.ptr() || PyUnicode_Compare(known.text, op.ptr()) == 0) return known.op;
+    return std::nullopt;
+}
 
 const TorchShortcuts torch_shortcuts{&all_reduce<Rules::Torch>,
                                      &broadcast<Rules::Torch>,

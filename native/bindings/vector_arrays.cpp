@@ -1,7 +1,6 @@
-// Vector collectives as in MPI, in one call from Python. All ranks know the counts; in gather and scatter only root
+// Vector collectives as in MPI, in one call from Python. All ranks know their counts; in gather and scatter only root
 // does, and what is compared is the size in bytes. The arrays are plain, and may be longer than their blocks. As in
 // shortcuts.cpp, each function on arrays returns whether it did the operation.
-#include <algorithm>
 #include <optional>
 
 #include "plain_array.hpp"
@@ -74,12 +73,16 @@ Counts in_bytes(const Divided& divided) {
 // Gathers blocks. Each rank knows the size of its own block, and root all sizes, which are in bytes.
 void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t* out, const Counts& sizes,
                       const CallOptions& options) {
-    const auto block_of = [&, at = out](int from, size_t sent) mutable {
-        const uint64_t expected = sizes[size_t(from)];
-        if (sent != expected) refuse(from, sent, root, ", which expects ", expected);
-        return std::exchange(at, at + expected);
+    const auto rooms = [&](const Counts& sent) {
+        std::vector<uint8_t*> places;
+        uint8_t* at = out;
+        for (size_t from = 0; from < sent.size(); ++from) {
+            if (sent[from] != sizes[from]) refuse(int(from), sent[from], root, ", which expects ", sizes[from]);
+            places.push_back(std::exchange(at, at + sent[from]));
+        }
+        return places;
     };
-    c.gather_sized(mine, bytes, block_of, root, options);
+    c.gather_sized(mine, bytes, {}, rooms, root, options);
 }
 
 // out, counts: of the root.
@@ -106,18 +109,15 @@ bool gather_blocks(Comm& c, Address mine, size_t bytes, int root, Address out, c
 
 // Scatters blocks whose sizes, in bytes, only root knows, into memory that may be longer than this rank's. Returns the
 // bytes of its block.
-uint64_t scatter_blocks_from(Comm& c, const void* blocks, Counts& sizes, int root, void* out, size_t room,
+uint64_t scatter_blocks_from(Comm& c, const void* blocks, const Counts& sizes, int root, void* out, size_t room,
                              const CallOptions& options) {
     const auto into_out = [&](size_t bytes) {
         if (bytes > room) refuse(root, bytes, c.rank(), ", which has room for ", room);
         return static_cast<uint8_t*>(out);
     };
-    if (const Comm::Lock blocks_follow = c.scatter_sized(sizes, blocks, into_out, root, options)) {
-        uint64_t& mine = sizes[size_t(c.rank())];
-        mine = std::min<uint64_t>(mine, room);  // if root sends more, the operation fails on all ranks
-        c.scatter_v(blocks, out, sizes, DType::U8, root, options);
-    }
-    return sizes[size_t(c.rank())];
+    collectives::Division division{sizes, {}};
+    c.scatter_sized(division, blocks, into_out, root, options);
+    return division.counts[size_t(c.rank())];
 }
 
 // array, counts: of the root.
@@ -138,7 +138,7 @@ bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle from, nb
 }
 
 // The same for memory. Returns the bytes of this rank's block.
-uint64_t scatter_blocks(Comm& c, Address blocks, Counts sizes, int root, Address out, size_t room) {
+uint64_t scatter_blocks(Comm& c, Address blocks, const Counts& sizes, int root, Address out, size_t room) {
     return scatter_blocks_from(c, pointer(blocks), sizes, root, pointer(out), room, ArrayCall(room));
 }
 

@@ -9,7 +9,7 @@ void PythonCall::run() {
     PyObject* result = acquiring_gil(
         [&] { return PyObject_CallNoArgs(function_.get()); });  // it may still run when the interpreter shuts down
     function_.release();
-    if (result) result_ = std::make_shared<Kept>(nb::steal(result));
+    if (result) set(nb::steal(result));
     else throw Raised(nb::python_error());
 }
 
@@ -24,7 +24,7 @@ nb::object WorkHandle::wait(nb::handle timeout) {
         else task_->wait(checked_timeout(timeout), released.options());
     }
     memory_.reset();
-    if (const auto call = std::move(call_)) result_ = call->result();
+    if (const auto late = std::exchange(late_, nullptr)) result_ = late->take();
     return result_;
 }
 

@@ -1,33 +1,31 @@
 // Operations in progress as Python sees them, and how a call on plain arrays runs or is only started.
 #pragma once
 #include "embedding.hpp"
-#include "kept.hpp"
+#include "late_result.hpp"
 
-// A Python function that runs once, as a task of a stream.
-class PythonCall {
+// A Python function that runs once, as a task of a stream. Its result is what the function returns.
+class PythonCall : public LateResult {
 public:
     explicit PythonCall(nb::callable function) : function_(std::move(function)) {}
     // Throws Raised.
     void run();
-    // Once it has run: what the function has returned.
-    nb::object result() const { return nb::borrow(result_->get()); }
 
 private:
     Kept function_;
-    std::shared_ptr<Kept> result_;
 };
 
 // An operation on a stream: a Work. If Python loses it while it is pending, it goes on, and its memory stays alive.
 class WorkHandle {
 public:
-    // memory: owns what the engine uses. result: what `wait` returns.
-    WorkHandle(std::shared_ptr<rankwise::Task> task, nb::object memory, nb::object result = nb::none())
-        : task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)) {}
+    // memory: owns what the engine uses. result: what `wait` returns; or late, if the operation makes it.
+    WorkHandle(std::shared_ptr<rankwise::Task> task, nb::object memory, nb::object result = nb::none(),
+               std::shared_ptr<LateResult> late = nullptr)
+        : task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)), late_(std::move(late)) {}
     // A call on a stream: submit(function) queues a function, and returns its Task.
     template <class Submit> static WorkHandle of_call(nb::callable function, const Submit& submit) {
         const auto call = std::make_shared<PythonCall>(std::move(function));
         WorkHandle made(submit([call] { call->run(); }), nb::none());
-        made.call_ = call;
+        made.late_ = call;
         return made;
     }
     WorkHandle(WorkHandle&&) = default;
@@ -43,7 +41,7 @@ public:
 private:
     std::shared_ptr<rankwise::Task> task_;
     nb::object memory_, result_;
-    std::shared_ptr<const PythonCall> call_;  // which makes the result
+    std::shared_ptr<LateResult> late_;  // which makes the result
 };
 
 std::vector<WorkHandle> works_of(std::vector<std::shared_ptr<rankwise::Task>> tasks);
@@ -57,24 +55,28 @@ public:
     // The Work of the call, which has been made; it keeps these objects, some of which may be invalid.
     template <class... A> WorkHandle work(const A&... kept) {
         const auto item = [](nb::handle each) { return each.is_valid() ? each : nb::handle(Py_None); };
-        return {std::move(task), nb::make_tuple(item(place.second), item(kept)...), std::move(result)};
+        return {std::move(task), nb::make_tuple(item(place.second), item(kept)...), std::move(result), std::move(late)};
     }
+    void set_result(nb::handle object) { result = nb::borrow(object); }
+    void set_result(std::shared_ptr<LateResult> object) { late = std::move(object); }
 
     [[gnu::tls_model("initial-exec")]] static thread_local constinit Starting* here;
     const std::pair<rankwise::CodePlace, nb::object> place;
     std::shared_ptr<rankwise::Task> task;
     nb::object result = nb::none();
+    std::shared_ptr<LateResult> late;
 
 private:
     Starting* const outer_;
 };
 
 // Makes a call on plain arrays that moves so many bytes: call(options). result: what its Work returns if it is only
-// started. `call` holds copies, and the description is that of an array that lives until the operation has ended.
-template <class Call>
-void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& description, nb::handle result, Call&& call) {
+// started, an array or a LateResult. `call` holds copies, and the description is that of an array that lives until the
+// operation has ended.
+template <class Result, class Call>
+void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& description, const Result& result, Call&& call) {
     if (Starting* const starting = std::exchange(Starting::here, nullptr)) {
-        starting->result = nb::borrow(result);
+        starting->set_result(result);
         starting->task = c.start(
             [call, description](const rankwise::CallOptions& given) {
                 call(rankwise::CallOptions{description, given.lock, given.started});

@@ -127,7 +127,7 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype,
     const Collective<Op::AllToAll> c(*this, options, count, dtype);
     if (c.call.refused()) return;
     if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks, c.blocks, c.blocks.largest());
+    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks);
 }
 
 Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -157,24 +157,50 @@ template <class Work> auto Comm::or_fail(const Work& work) {
     }
 }
 
-Comm::Lock Comm::scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
-                               const CallOptions& options) {
+void Comm::gather_sized(const void* block, uint64_t count, const std::optional<Row>& row,
+                        const collectives::Rooms& rooms, int root, const CallOptions& options) {
     check_root(root);
-    if (rank() == root) blocks_of(sizes, 1);
-    CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), 0, options);
-    const bool done =
-        or_fail([&] { return collectives::scatter_sized(transport_, sizes, bytes(blocks), part_buffer, root); });
-    if (!done) return call.keep_lock();
-    transport_.log.set_bytes(rank() == root ? std::accumulate(sizes.begin(), sizes.end(), uint64_t(0))
-                                            : sizes[size_t(rank())]);
-    return {};
+    const size_t item = row ? row->bytes() : 1, size = checked_bytes(count, item);
+    const CallGuard call(
+        *this,
+        row ? make_call(Op::GatherRows, row->dtype, {}, root, row->elements) : make_call(Op::GatherSized, {}, {}, root),
+        size, options);
+    if (call.refused()) return;
+    or_fail(
+        [&] { collectives::gather_sized(transport_, *messages_, bytes(block), count, item, rooms, root, options); });
 }
 
-void Comm::gather_sized(const void* block, size_t size, const collectives::BlockOf& block_of, int root,
-                        const CallOptions& options) {
+void Comm::all_gather_sized(const void* block, uint64_t count, const Row& row, const collectives::Room& room,
+                            const CallOptions& options) {
+    const size_t item = row.bytes(), size = checked_bytes(count, item);
+    const CallGuard call(*this, make_call(Op::AllGatherRows, row.dtype, {}, 0, row.elements), size, options);
+    if (call.refused()) return;
+    collectives::all_gather_sized(transport_, bytes(block), count, item,
+                                  [&](const Counts& counts) { return or_fail([&] { return room(counts); }); });
+}
+
+void Comm::all_to_all_sized(const void* blocks, const Counts& counts, const Row& row, const collectives::Room& room,
+                            const CallOptions& options) {
+    const size_t item = row.bytes(), size = blocks_of(counts, item).total();
+    const CallGuard call(*this, make_call(Op::AllToAllRows, row.dtype, {}, 0, row.elements), size, options);
+    if (call.refused()) return;
+    collectives::all_to_all_sized(transport_, bytes(blocks), counts, item,
+                                  [&](const Counts& receives) { return or_fail([&] { return room(receives); }); });
+}
+
+void Comm::scatter_sized(collectives::Division& division, const void* blocks,
+                         const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
     check_root(root);
-    const CallGuard call(*this, make_call(Op::GatherSized, {}, {}, root), size, options);
-    or_fail([&] { collectives::gather_sized(transport_, *messages_, bytes(block), size, block_of, root, options); });
+    const size_t all = rank() == root ? blocks_of(division.counts, division.item).total() : 0;
+    const CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), all, options);
+    if (call.refused()) return;
+    collectives::scatter_sized(
+        transport_, division, bytes(blocks),
+        [&](size_t part) {
+            if (rank() != root) transport_.log.set_bytes(part);
+            return or_fail([&] { return part_buffer(part); });
+        },
+        root);
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
@@ -209,29 +235,22 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
                         const CallOptions& options) {
     check_counts(out, "send_counts");
     check_counts(in, "recv_counts");
-    const int n = transport_.n;
     const size_t item = itemsize(dtype);
-    const Blocks blocks_out(out.data(), n, item), blocks_in(in.data(), n, item);
+    const Blocks blocks_out = blocks_of(out, item);
     const CallGuard call(*this, make_call(Op::AllToAllV, dtype), blocks_out.total(), options);
     if (call.refused()) return;
-    // The ranks exchange their counts, to check them and to agree on the number of rounds.
-    Counts all(size_t(n) * n);
-    collectives::all_gather(transport_, bytes(out.data()), bytes(all.data()), Blocks(n, uint64_t(n), sizeof(uint64_t)));
-    uint64_t largest = 0;
-    for (int from = 0; from < n; ++from)
-        for (int to = 0; to < n; ++to)
-            if (from != to) largest = std::max(largest, all[size_t(from) * n + to]);
-    for (int from = 0; from < n; ++from) {
-        const uint64_t sent = all[size_t(from) * n + rank()];
-        if (sent == in[from]) continue;
-        const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                                 " elements to rank " + std::to_string(rank()) + ", which expects " +
-                                 std::to_string(in[from]);
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
-        failures_.throw_failure(name(Op::AllToAllV));
-    }
-    if (n == 1) copy(recv, send, blocks_out.size(0));
-    else collectives::all_to_all(transport_, bytes(send), bytes(recv), blocks_out, blocks_in, largest * item);
+    collectives::all_to_all_sized(transport_, bytes(send), out, item, [&](const Counts& receives) {
+        for (int from = 0; from < transport_.n; ++from) {
+            const uint64_t sent = receives[size_t(from)], expected = in[size_t(from)];
+            if (sent == expected) continue;
+            const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
+                                     " elements to rank " + std::to_string(rank()) + ", which expects " +
+                                     std::to_string(expected);
+            fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
+            failures_.throw_failure(name(Op::AllToAllV));
+        }
+        return bytes(recv);
+    });
 }
 
 }  // namespace rankwise

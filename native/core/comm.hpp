@@ -20,7 +20,12 @@
 
 namespace rankwise {
 
-using Counts = std::vector<uint64_t>;
+// A row of an array: elements that all ranks' vector collectives move together.
+struct Row {
+    DType dtype = DType::U8;
+    uint64_t elements = 1;
+    size_t bytes() const { return checked_bytes(elements, itemsize(dtype)); }
+};
 
 class Comm {
 public:
@@ -77,14 +82,17 @@ public:
     // header, it returns a lock, for the call that sends them.
     Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
                            const collectives::PartBuffer& part_buffer, int root, const CallOptions& options = {});
-    // Scatter of blocks whose sizes, in bytes, only root knows; see collectives.hpp. Returns a lock if the
-    // blocks have not been sent with the sizes. If part_buffer throws, or a wait fails, the group fails.
-    Lock scatter_sized(Counts& sizes, const void* blocks, const collectives::PartBuffer& part_buffer, int root,
-                       const CallOptions& options = {});
-    // Gather of blocks whose sizes only the ranks themselves know. If block_of throws, or a wait fails, the group
-    // fails.
-    void gather_sized(const void* block, size_t bytes, const collectives::BlockOf& block_of, int root,
-                      const CallOptions& options = {});
+    // Vector collectives whose counts only the ranks themselves know; see collectives.hpp. A count is one of rows, and
+    // the ranks compare what a row is; those of a gather without `row` are of bytes. If what returns the memory throws,
+    // the group fails.
+    void gather_sized(const void* block, uint64_t count, const std::optional<Row>& row, const collectives::Rooms& rooms,
+                      int root, const CallOptions& options = {});
+    void all_gather_sized(const void* block, uint64_t count, const Row& row, const collectives::Room& room,
+                          const CallOptions& options = {});
+    void all_to_all_sized(const void* blocks, const Counts& counts, const Row& row, const collectives::Room& room,
+                          const CallOptions& options = {});
+    void scatter_sized(collectives::Division& division, const void* blocks, const collectives::PartBuffer& part_buffer,
+                       int root, const CallOptions& options = {});
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options = {});
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
                   const CallOptions& options = {});

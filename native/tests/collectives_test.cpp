@@ -88,40 +88,6 @@ void every_collective(Comm& c, uint64_t count) {
     c.barrier();
 }
 
-// Blocks that one or all ranks do not know: in a slot header, in a slot, and beyond.
-void unknown_sizes(Comm& c) {
-    const int n = c.world_size(), me = c.rank();
-    for (const uint64_t most : {0, 8, 20, 88, 90, 1000, 1024, 1030, 20000, 400000}) {
-        Counts sizes(n);
-        for (int r = 0; r < n; ++r) sizes[r] = most - std::min(most, uint64_t(r % 3));
-        const uint64_t sum = std::accumulate(sizes.begin(), sizes.end(), uint64_t(0));
-        const auto block = [&](int rank) { return std::vector<uint8_t>(sizes[rank], uint8_t(rank + 1)); };
-        for (int root = 0; root < n; ++root) {
-            std::vector<std::vector<uint8_t>> parts(n);
-            const auto mine = block(me);
-            const auto part_of = [&](int rank, size_t bytes) {
-                parts[rank].resize(bytes);
-                return parts[rank].data();
-            };
-            c.gather_sized(mine.data(), mine.size(), part_of, root);
-            for (int r = 0; r < n; ++r)
-                CHECK(parts[r] == (me == root ? block(r) : std::vector<uint8_t>()),
-                      "gather of blocks of " << most << " bytes to " << root);
-
-            std::vector<uint8_t> all, part;
-            for (int r = 0; me == root && r < n; ++r) all.insert(all.end(), sizes[r], uint8_t(r + 1));
-            const auto buffer = [&](size_t bytes) {
-                part.resize(bytes);
-                return part.data();
-            };
-            Counts known = me == root ? sizes : Counts();
-            if (const Comm::Lock blocks_follow = c.scatter_sized(known, all.data(), buffer, root))
-                c.scatter_v(all.data(), buffer(known[me]), known, DType::U8, root);
-            CHECK(known == sizes && part == mine, "scatter of " << sum << " bytes from " << root);
-        }
-    }
-}
-
 void uneven(Comm& c) {
     const int n = c.world_size(), me = c.rank();
     Counts counts(n), out(n), in(n);
@@ -250,7 +216,6 @@ int main() {
                     for (uint64_t count : {0, 1, 23, 24, 25, 1023, 1024, 4097, 65536, 70001, 300007})
                         if (!ranks::shortened() || count <= 70001) every_collective(c, count);
                     uneven(c);
-                    unknown_sizes(c);
                     in_a_row(c);
                     short_pieces(c);
                     if (n == 2 && !ranks::shortened()) blocks_larger_than_the_cache(c);

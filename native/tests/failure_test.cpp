@@ -63,25 +63,6 @@ void different_calls(Comm& c) {
                  g->barrier();
              }),
              "Mismatch");
-
-    for (const size_t bytes : {8, 5000}) {  // root refuses a part, and one that waits for root learns it
-        g = c.split(0, 0);
-        const std::vector<uint8_t> part(bytes);
-        const auto refuse = [&](int, size_t) -> uint8_t* { throw Mismatch("refused", {}, {}, {}, -1); };
-        CHECK_EQ(thrown([&] {
-                     g->gather_sized(part.data(), bytes, refuse, 0);
-                     g->barrier();
-                 }),
-                 "Mismatch");
-        g = c.split(0, 0);
-        Counts sizes(g->rank() == 0 ? size_t(c.world_size()) : 0, 4);
-        const std::vector<uint8_t> blocks(4 * sizes.size() + 1);
-        CHECK_EQ(thrown([&] {
-                     g->scatter_sized(sizes, blocks.data(), [&](size_t own) { return refuse(0, own); }, 0);
-                     g->barrier();
-                 }),
-                 "Mismatch");
-    }
 }
 
 // The text lists every rank's call and call site, a rank that is in no call, and which ranks differ.
@@ -261,8 +242,8 @@ void bad_arguments_do_not_fail_the_group(Comm& c) {
         CHECK_EQ(thrown([&] { c.set_timeout(0); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.all_reduce(&x, uint64_t(1) << 62, DType::F32, ReduceOp::SUM); }), "BadArgument");
         const auto nowhere = [](size_t) -> uint8_t* { return nullptr; };
-        Counts sizes(size_t(c.world_size()), UINT64_MAX / 2);
-        CHECK_EQ(thrown([&] { c.scatter_sized(sizes, &x, nowhere, 0); }), "BadArgument");
+        collectives::Division division{Counts(size_t(c.world_size()), UINT64_MAX / 2), {}};
+        CHECK_EQ(thrown([&] { c.scatter_sized(division, &x, nowhere, 0); }), "BadArgument");
         collectives::ArrayHeader header{0, 2, {int64_t(1) << 32, int64_t(1) << 32}};
         CHECK_EQ(thrown([&] { c.scatter_described(header, &x, &x, nowhere, 0); }), "BadArgument");
     }

@@ -59,7 +59,7 @@ int main() {
     forked_in("barrier", [](Comm& c) { c.barrier(); });
     forked_in("gather", [&](Comm& c) {
         uint8_t blocks[2];
-        c.gather_sized(&x, 1, [&](int rank, size_t) { return blocks + rank; }, 0);
+        c.gather_sized(&x, 1, {}, [&](const Counts&) { return std::vector<uint8_t*>{blocks, blocks + 1}; }, 0);
     });
     forked_in("agree", [](Comm& c) { CHECK_EQ(c.agree(c.rank() + 1), 0); });
     forked_in("shrink", [](Comm& c) { CHECK_EQ(c.shrink()->world_size(), 2); });

@@ -376,8 +376,12 @@ void parts_of_a_gather(Comm& c) {
         std::vector<int64_t> in(kCount);
         const auto mine = message(me, 6, kCount);
         std::vector<std::vector<int64_t>> parts(n, std::vector<int64_t>(kCount));
-        const auto part_of = [&](int rank, size_t) { return reinterpret_cast<uint8_t*>(parts[rank].data()); };
-        const auto gather = [&] { c.gather_sized(mine.data(), kCount * sizeof(int64_t), part_of, 0); };
+        const auto rooms = [&](const Counts&) {
+            std::vector<uint8_t*> places;
+            for (auto& part : parts) places.push_back(reinterpret_cast<uint8_t*>(part.data()));
+            return places;
+        };
+        const auto gather = [&] { c.gather_sized(mine.data(), kCount * sizeof(int64_t), {}, rooms, 0); };
         if (me > 0) {
             gather();
             meet(c);

@@ -52,6 +52,26 @@ DIFFERENCES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
         lambda g, x: g.all_gather_v(x.reshape(2, -1, 3)),
         ("shape=(3, ", ", 3))"),
     ),
+    "shape of gathered rows": (
+        lambda g, x: g.gather_v(x.reshape(-1, 3), 0),
+        lambda g, x: g.gather_v(x.reshape(-1, 2), 0),
+        ("row=3", "row=2"),
+    ),
+    "shape of exchanged rows": (
+        lambda g, x: g.all_to_all_v(x.reshape(-1, 3, 2), [x.size // 6] + [0] * (g.world_size - 1)),
+        lambda g, x: g.all_to_all_v(x.reshape(-1, 2, 3), [x.size // 6] + [0] * (g.world_size - 1)),
+        ("shape=(3, 2)", "shape=(2, 3)"),
+    ),
+    "dtype of rows": (
+        lambda g, x: g.all_gather_v(x),
+        lambda g, x: g.all_gather_v(x.view(np.int32)),
+        ("float32", "int32"),
+    ),
+    "gather_v and all_gather_v": (
+        lambda g, x: g.gather_v(x),
+        lambda g, x: g.all_gather_v(x),
+        ("gather_v(", "all_gather_v("),
+    ),
     "scan and exscan": (lambda g, x: g.scan(x), lambda g, x: g.exscan(x), ("scan(", "exscan(")),
     "scan and exscan of a function": (
         lambda g, x: g.scan(x, np.hypot),

@@ -20,7 +20,8 @@ uint64_t Description::digest() const {
 std::string Call::to_string() const {
     std::string text = name(op());
     if (!has(kElements)) return text + (has(kRoot) ? "(root=" + std::to_string(root()) + ")" : "()");
-    text += has(kCounts) ? "(counts#" + std::to_string(amount % 100000) : "(count=" + std::to_string(amount);
+    text += has(kCounts) ? "(counts#" : has(kRow) ? "(row=" : "(count=";
+    text += std::to_string(has(kCounts) ? amount % 100000 : amount);
     text += std::string(", dtype=") + name(dtype());
     if (has(kReduction)) text += std::string(", op=") + name(reduce());
     if (has(kRoot)) text += ", root=" + std::to_string(root());

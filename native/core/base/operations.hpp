@@ -34,6 +34,9 @@ enum class Op : uint8_t {
     ScatterDescribed,
     ScatterSized,
     GatherSized,
+    GatherRows,
+    AllGatherRows,
+    AllToAllRows,
     Scan,
     Exscan,
     Shrink,
@@ -46,13 +49,14 @@ enum Argument : uint8_t {
     kCounts = 2,    // a number for each rank in place of one number
     kReduction = 4,
     kRoot = 8,
+    kRow = 16,  // the elements of a row, in place of their number
 };
 
 struct OperationRow {
     Op op;
     const char* name;
     uint8_t has = 0;        // Arguments
-    Op general = Op::None;  // its vector variant, which runs the same algorithms
+    Op general = Op::None;  // a vector variant, which runs the same algorithms
 };
 
 // All there is to know about the operations: checks, digests, texts, traces and bindings follow from it.
@@ -67,9 +71,9 @@ inline constexpr OperationRow kOperations[] = {
     {Op::Scatter, "scatter", kElements | kRoot, Op::ScatterV},
     {Op::ReduceScatter, "reduce_scatter", kElements | kReduction, Op::ReduceScatterV},
     {Op::AllToAll, "all_to_all", kElements},
-    {Op::AllGatherV, "all_gather_v", kElements | kCounts},
+    {Op::AllGatherV, "all_gather_v", kElements | kCounts, Op::AllGatherRows},
     {Op::GatherV, "gather_v", kElements | kCounts | kRoot},
-    {Op::ScatterV, "scatter_v", kElements | kCounts | kRoot},
+    {Op::ScatterV, "scatter_v", kElements | kCounts | kRoot, Op::ScatterSized},
     {Op::ReduceScatterV, "reduce_scatter_v", kElements | kCounts | kReduction},
     {Op::AllToAllV, "all_to_all_v", kElements | kCounts},
     {Op::Split, "split"},
@@ -81,6 +85,9 @@ inline constexpr OperationRow kOperations[] = {
     {Op::ScatterDescribed, "scatter", kRoot},
     {Op::ScatterSized, "scatter_v", kRoot},
     {Op::GatherSized, "gather", kRoot},
+    {Op::GatherRows, "gather_v", kElements | kRow | kRoot},
+    {Op::AllGatherRows, "all_gather_v", kElements | kRow},
+    {Op::AllToAllRows, "all_to_all_v", kElements | kRow},
     {Op::Scan, "scan", kElements | kReduction},
     {Op::Exscan, "exscan", kElements | kReduction},
     {Op::Shrink, "shrink"},

@@ -2,7 +2,7 @@
 //
 // inline: the slot header carries all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
 // and each rank copies out the pieces meant for it. single_copy, registered: each rank reads its blocks from its peers'
-// memory. Blocks of different lengths are always staged, because only the peer knows where this rank's block begins.
+// memory. Blocks of different sizes are never inline.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {
@@ -19,14 +19,16 @@ static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, 
     });
 }
 
-// In the ranks' own memory, as in_memory.
-static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    const size_t block = blocks.size(0), mine = blocks.offset(t.rank);
-    return in_memory(t, choice, {send, blocks.total()}, {}, -1, [&](ExposedBuffers& exposed) {
-        copy_own_block(t.ring, recv + mine, send + mine, block, blocks.total() * size_t(t.n));
+// In the ranks' own memory, as in_memory. begin_of(r): where this rank's block begins in what rank r sends.
+template <class BeginOf>
+static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& out,
+                           const Blocks& in, const BeginOf& begin_of) {
+    return in_memory(t, choice, {send, out.total()}, {}, -1, [&](ExposedBuffers& exposed) {
+        copy_own_block(t.ring, recv + in.offset(t.rank), send + out.offset(t.rank), out.size(t.rank),
+                       in.total() * size_t(t.n));
         for (int i = 1; i < t.n; ++i) {
             const int from = (t.rank + i) % t.n;
-            exposed.get(from, recv + blocks.offset(from), mine, block);
+            if (in.size(from)) exposed.get(from, recv + in.offset(from), begin_of(from), in.size(from));
         }
     });
 }
@@ -59,21 +61,29 @@ static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, 
         });
 }
 
-void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest) {
-    StepRing& s = t.ring;
-    if (!out.equal()) return all_to_all_staged(t, send, recv, out, in, largest);
-    Choice choice = chosen(t, Op::AllToAll, {largest, out.total()});
+void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
+    const size_t block = blocks.size(0), begin = blocks.offset(t.rank);
+    Choice choice = chosen(t, Op::AllToAll, {block, blocks.total()});
     for (;;) {
         switch (choice.first()) {
-        case Algorithm::Inline: return all_to_all_inline(t, send, recv, out.size(0));
+        case Algorithm::Inline: return all_to_all_inline(t, send, recv, block);
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (all_to_all_get(t, choice, send, recv, out)) return;
+            if (all_to_all_get(t, choice, send, recv, blocks, blocks, [=](int) { return begin; })) return;
             continue;
-        case Algorithm::Staged: return all_to_all_staged(t, send, recv, out, in, largest);
+        case Algorithm::Staged: return all_to_all_staged(t, send, recv, blocks, blocks, block);
         default: none_can_run(t);
         }
     }
+}
+
+void all_to_all_uneven(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+                       size_t largest, const std::vector<size_t>& begins) {
+    Choice choice = tuning::blocks_of(t.conditions(), largest, t.conditions().thresholds.single_copy_all_to_all);
+    if (choice.first() != Algorithm::Staged &&
+        all_to_all_get(t, choice, send, recv, out, in, [&](int from) { return begins[size_t(from)]; }))
+        return;
+    all_to_all_staged(t, send, recv, out, in, largest);
 }
 
 }  // namespace rankwise::collectives

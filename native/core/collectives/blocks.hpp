@@ -9,6 +9,8 @@
 
 namespace rankwise {
 
+using Counts = std::vector<uint64_t>;  // one for each rank
+
 class Blocks {
 public:
     // n equal blocks of `count` items each. Throws BadArgument, as the next does, if they do not fit into an address

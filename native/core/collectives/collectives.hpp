@@ -127,7 +127,11 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
 void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root);
 void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                     ReduceKernel kernel);
-void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in, size_t largest);
+void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks);
+// The same for blocks of different sizes. largest: of those that any rank sends to another one. begins: where this
+// rank's block begins in the memory that each rank sends from.
+void all_to_all_uneven(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
+                       size_t largest, const std::vector<size_t>& begins);
 
 // The header of a scatter whose array only root knows: its dtype and shape; the array is divided along its first axis.
 // The array level describes an array of more than kDims dimensions in another way. Short parts fit behind the used
@@ -151,14 +155,28 @@ using PartBuffer = std::function<uint8_t*(size_t)>;
 bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
                        const PartBuffer& part_buffer, int root);
 
-// Scatter of blocks whose sizes only root knows. sizes: the bytes of each block; the other ranks receive them. Returns
-// whether the blocks were sent too. If so, each rank's own is in the memory that part_buffer returned.
-bool scatter_sized(Transport& t, std::vector<uint64_t>& sizes, const uint8_t* blocks, const PartBuffer& part_buffer,
-                   int root);
-// Returns memory for the block of `rank`, which has so many bytes, or throws.
-using BlockOf = std::function<uint8_t*(int rank, size_t bytes)>;
-// Gather of blocks whose sizes only the ranks themselves know. block_of: called on root, once for each rank in order.
-void gather_sized(Transport& t, Messages& messages, const uint8_t* block, size_t bytes, const BlockOf& block_of,
-                  int root, const CallOptions& options);
+// ---- blocks whose sizes only the ranks themselves know ----
+
+// A count is a number of items of `item` bytes. Each function below calls its `room` once, when this rank knows how
+// many items it receives from each rank. It returns the memory for these blocks, which follow each other, or throws.
+using Room = std::function<uint8_t*(const Counts&)>;
+// The same where each block has memory of its own: an address for each rank.
+using Rooms = std::function<std::vector<uint8_t*>(const Counts&)>;
+
+// rooms: called on root alone.
+void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
+                  const Rooms& rooms, int root, const CallOptions& options);
+void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room);
+// Block j of `blocks` goes to rank j.
+void all_to_all_sized(Transport& t, const uint8_t* blocks, const Counts& counts, size_t item, const Room& room);
+
+// What root divides among the ranks. The other ranks receive all of it but the blocks.
+struct Division {
+    Counts counts;
+    std::vector<uint64_t> words;  // further ones, which are the caller's
+    size_t item = 1;
+};
+// part_buffer: returns the memory for this rank's block, once the division is known, or throws.
+void scatter_sized(Transport& t, Division& division, const uint8_t* blocks, const PartBuffer& part_buffer, int root);
 
 }  // namespace rankwise::collectives

@@ -1,7 +1,8 @@
-// Gather of blocks whose sizes only the ranks themselves know.
+// Gathers of blocks whose sizes only the ranks themselves know.
 //
-// The slot header carries the size. A very short block travels in the header too, a short one in the slot, a long one
-// as a message. So a rank with a short block waits only when it is several steps ahead.
+// The slot header carries the count. A very short block travels in the header too, a short one in the slot. Of a
+// gather, a long one travels as a message, so a rank with a short block waits only when it is several steps ahead. Of
+// an all_gather, if any block is long or an algorithm is forced, all blocks follow as those of an all_gather_v.
 #include "collectives/collectives.hpp"
 #include "p2p/messages.hpp"
 
@@ -10,27 +11,39 @@ namespace rankwise::collectives {
 namespace {
 
 struct BlockHeader {
-    uint64_t bytes;
+    uint64_t count;
     uint8_t data[kInline - sizeof(uint64_t)];  // the block, if it fits
 
-    bool has_block() const { return bytes <= sizeof data; }
-    size_t used() const { return sizeof bytes + (has_block() ? bytes : 0); }
+    static bool fits(size_t bytes) { return bytes <= sizeof data; }
 };
 static_assert(sizeof(BlockHeader) == kInline);
 
-void send_block(StepRing& s, Messages& messages, const uint8_t* block, size_t bytes, int root,
-                const CallOptions& options) {
-    BlockHeader header{bytes, {}};
-    const uint64_t position = s.reserve(tuning::kShortBlock);
-    if (header.has_block()) {
-        if (bytes) std::memcpy(header.data, block, bytes);
-    } else if (bytes <= tuning::kShortBlock) {
+// Posts this rank's header, and what travels with it. Returns the step.
+uint64_t post_block(StepRing& s, const uint8_t* block, uint64_t count, size_t bytes, uint64_t position) {
+    BlockHeader header{count, {}};
+    const bool fits = BlockHeader::fits(bytes);
+    if (fits && bytes) {
+        std::memcpy(header.data, block, bytes);
+    } else if (!fits && bytes <= tuning::kShortBlock) {
         s.await_free(position);
         std::memcpy(s.slot(s.rank, position), block, bytes);
     }
-    s.post(&header, header.used());
-    s.release(position);
-    if (bytes > tuning::kShortBlock) messages.send_now(block, bytes, DType::U8, root, kBlockTag, options);
+    return s.post(&header, sizeof header.count + (fits ? bytes : 0));
+}
+
+// The counts of all ranks. This rank has awaited the step of each.
+Counts counts_at(const StepRing& s, uint64_t step, uint64_t own) {
+    Counts counts(size_t(s.n), own);
+    for (int from = 0; from < s.n; ++from)
+        if (from != s.rank) std::memcpy(&counts[size_t(from)], s.payload(from, step), sizeof own);
+    return counts;
+}
+
+// Copies a block that travelled with its header.
+void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, uint8_t* to, size_t bytes) {
+    const uint8_t* const block =
+        BlockHeader::fits(bytes) ? s.payload(from, step) + offsetof(BlockHeader, data) : s.slot(from, position);
+    if (bytes) std::memcpy(to, block, bytes);
 }
 
 // A long block that is still to come, and the memory for it.
@@ -58,29 +71,50 @@ void receive_long_blocks(Messages& messages, const std::vector<LongBlock>& block
 
 }  // namespace
 
-void gather_sized(Transport& t, Messages& messages, const uint8_t* block, size_t bytes, const BlockOf& block_of,
-                  int root, const CallOptions& options) {
+void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
+                  const Rooms& rooms, int root, const CallOptions& options) {
     StepRing& s = t.ring;
-    if (s.rank != root) return send_block(s, messages, block, bytes, root, options);
-    const uint64_t position = s.reserve(tuning::kShortBlock), step = s.post();
+    const size_t bytes = count * item;
+    const uint64_t position = s.reserve(tuning::kShortBlock);
+    if (s.rank != root) {
+        post_block(s, block, count, bytes, position);
+        s.release(position);
+        if (bytes > tuning::kShortBlock) messages.send_now(block, bytes, DType::U8, root, kBlockTag, options);
+        return;
+    }
+    const uint64_t step = s.post();
     s.await_senders(step);
+    const Counts counts = counts_at(s, step, count);
+    const Blocks blocks(counts.data(), s.n, item);
+    const std::vector<uint8_t*> to = rooms(counts);
     std::vector<LongBlock> longer;
-    uint8_t* own = nullptr;
     for (int from = 0; from < s.n; ++from) {
-        if (from == root) {
-            own = block_of(from, bytes);
-            continue;
-        }
-        BlockHeader header;
-        std::memcpy(&header, s.payload(from, step), sizeof header);
-        uint8_t* const to = block_of(from, header.bytes);
-        if (header.bytes > tuning::kShortBlock) longer.push_back({from, to, header.bytes});
-        else if (header.bytes) std::memcpy(to, header.has_block() ? header.data : s.slot(from, position), header.bytes);
+        if (from == root) continue;
+        if (blocks.size(from) > tuning::kShortBlock) longer.push_back({from, to[size_t(from)], blocks.size(from)});
+        else copy_short(s, from, step, position, to[size_t(from)], blocks.size(from));
     }
     s.release(position);
+    uint8_t* const own = to[size_t(root)];
     receive_long_blocks(messages, longer, options, [&] {
         if (bytes && own != block) std::memmove(own, block, bytes);
     });
+}
+
+void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room) {
+    StepRing& s = t.ring;
+    const size_t bytes = count * item;
+    const uint64_t position = s.n > 1 ? s.reserve(tuning::kShortBlock) : 0;  // a group of one has no slots
+    const uint64_t step = s.n > 1 ? post_block(s, block, count, bytes, position) : 0;
+    s.await_all(step);
+    const Counts counts = counts_at(s, step, count);
+    const Blocks blocks(counts.data(), s.n, item);
+    uint8_t* const to = room(counts);
+    const bool forced = t.conditions().forced[size_t(Op::AllGather)] != Algorithm::None;
+    if (s.n > 1 && (blocks.largest() > tuning::kShortBlock || forced)) return all_gather(t, block, to, blocks);
+    for (int from = 0; from < s.n; ++from)
+        if (from != s.rank) copy_short(s, from, step, position, to + blocks.offset(from), blocks.size(from));
+    if (bytes) copy_own_block(s, to + blocks.offset(s.rank), block, bytes, blocks.total() * size_t(s.n));
+    if (s.n > 1) s.release(position);
 }
 
 }  // namespace rankwise::collectives

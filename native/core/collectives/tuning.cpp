@@ -111,8 +111,7 @@ Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& name
         if (found == list.end())
             throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " +
                               backend + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
-        forced[size_t(op)] = *found;
-        if (const Op general = row_of(op).general; general != Op::None) forced[size_t(general)] = *found;
+        for (Op each = op; each != Op::None; each = row_of(each).general) forced[size_t(each)] = *found;
     }
     return forced;
 }

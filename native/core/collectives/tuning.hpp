@@ -135,8 +135,9 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
 }
 
-// The longest block, in bytes, that gather_sized sends without a message of its own.
-inline constexpr size_t kShortBlock = 1024;
+// The longest block, in bytes, that travels with its size where only the ranks themselves know the sizes of blocks; and
+// the most bytes of such blocks, in an all_to_all.
+inline constexpr size_t kShortBlock = 1024, kShortBlocks = 4096;
 
 // In a scatter or gather of two ranks, each rank copies one block: root its own within its memory, the other rank its
 // own from or to root's memory. Where results do not stay in the cache (non_temporal), root uses non-temporal stores,

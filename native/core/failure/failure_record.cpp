@@ -71,7 +71,7 @@ std::string differences(const SeenCall& one, const SeenCall& other) {
     auto add = [&](bool differs, const char* what) {
         if (differs) add_to_list(text, what);
     };
-    add(a.amount != b.amount, a.has(kCounts) ? "counts" : "count");
+    add(a.amount != b.amount, a.has(kCounts) ? "counts" : a.has(kRow) ? "row" : "count");
     add(a.has(kElements) && a.dtype() != b.dtype(), "dtype");
     add(a.has(kReduction) && a.reduce() != b.reduce(), "op");
     add(a.has(kRoot) && a.root() != b.root(), "root");

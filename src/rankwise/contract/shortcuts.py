@@ -83,6 +83,35 @@ class Shortcuts:
     exscan_array: Callable[..., bool] = _not_done
     """exscan_array(x, op, out): likewise; out of rank 0 stays as it is."""
 
+    all_gather_rows: Callable[..., Any] = _not_taken
+    """all_gather_rows(x, out): all_gather_v of the rows of x, whose number only this rank knows. Returns the result:
+    `out`, or a new array if that is None.
+
+    The next four likewise. If `out` has another number of rows, the ValueError is raised after the operation.
+    """
+
+    gather_rows: Callable[..., Any] = _not_taken
+    """gather_rows(x, dst, out): None off dst."""
+
+    scatter_rows: Callable[..., Any] = _not_taken
+    """scatter_rows(x, counts, src, out, make): make(x, out, shape, dtype) returns the array for a part off src; its
+    errors are raised after the operation."""
+
+    all_to_all_rows: Callable[..., Any] = _not_taken
+    """all_to_all_rows(x, counts, out): (the rows received, how many came from each rank)."""
+
+    reduce_scatter_rows: Callable[..., Any] = _not_taken
+    """reduce_scatter_rows(x, counts, op, out)"""
+
+    rows_call: Callable[..., None] | None = None
+    """rows_call(operation, ptr, counts, dtype, shape, root, words, room): the first four for memory at addresses.
+
+    operation: its name, "gather_v". counts: how many rows this rank has, or sends to each rank. shape: of a row. words:
+    ints of a scatter's src, for the others. room(counts, words) returns the address for what this rank receives: called
+    once, with the rows from each rank (of a scatter: for each rank), and src's words; its errors are raised after the
+    operation. None: not available.
+    """
+
     all_gather_v_array: Callable[..., bool] = _not_done
     """all_gather_v_array(x, out, counts): counts: the elements of each rank's block; the blocks follow each other
     in `out`, which may be longer.
@@ -195,6 +224,11 @@ class Shortcuts:
     start_all_gather_parts_array: Callable[..., Any] = nothing
     start_gather_parts_array: Callable[..., Any] = nothing
     start_scatter_parts_array: Callable[..., Any] = nothing
+    start_all_gather_rows: Callable[..., Any] = nothing
+    start_gather_rows: Callable[..., Any] = nothing
+    start_scatter_rows: Callable[..., Any] = nothing
+    start_all_to_all_rows: Callable[..., Any] = nothing
+    start_reduce_scatter_rows: Callable[..., Any] = nothing
     start_all_gather_v_array: Callable[..., Any] = nothing
     start_all_to_all_v_array: Callable[..., Any] = nothing
 

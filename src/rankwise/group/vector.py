@@ -10,12 +10,14 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from rankwise.arrays import buffers, ops
-from rankwise.arrays.base import Buffer
+from rankwise.arrays import buffers, dtypes, ops
+from rankwise.arrays.base import Buffer, Kind, Shape
 from rankwise.arrays.buffers import source
+from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
 from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, Call, Operation
+from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops, headers
 from rankwise.group.base import GroupBase, check_axis_0, shaped
@@ -44,6 +46,11 @@ class VectorCollectives(GroupBase):
             >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
             [0, 1, 1]
         """
+        if async_op:
+            if work := self._shortcuts.start_all_gather_rows(self, x, out):
+                return work
+        elif (found := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
+            return found
         given = check_axis_0(source(x))
         if out is not None:
             buffers.check_rows(out, given)
@@ -67,6 +74,11 @@ class VectorCollectives(GroupBase):
             >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
             [0, 0, 1]
         """
+        if async_op:
+            if work := self._shortcuts.start_gather_rows(self, x, dst, out):
+                return work
+        elif (found := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
+            return found
         dst = self._rank(dst, "dst")
         given = check_axis_0(source(x))
         if out is not None and dst == self.rank:
@@ -124,7 +136,17 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
             True
         """
+        if async_op:
+            if work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, _part):
+                return work
+        elif (found := self._shortcuts.scatter_rows(x, counts, src, out, _part)) is not NotImplemented:
+            return found
+        return self._scatter_rows(x, counts, src, out, async_op)
+
+    def _scatter_rows(self, x: Any, counts: Counts | None, src: int, out: Any, async_op: bool) -> Any:
+        """The general case of scatter_v. It is separate because closures would slow down the shortcut."""
         src = self._rank(src, "src")
+        native = self._shortcuts.rows_call
         given = None
         if src == self.rank:
             given = check_axis_0(source(x))
@@ -132,12 +154,17 @@ class VectorCollectives(GroupBase):
             result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
 
             def body() -> Any:
-                words = headers.description(given)
-                with self._whole:
-                    self._broadcast_ints(words[: headers.SIZE], src)
-                    headers.send_rest(self, words, src)
-                    self._broadcast_ints(np.array(rows, np.int64), src)
-                    self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
+                if native is not None:
+                    words = [given.dtype, *given.shape[1:]]
+                    place = partial(_same_place, result)
+                    native("scatter_v", given.ptr, rows, given.dtype, given.shape[1:], src, words, place)
+                else:
+                    words = headers.description(given)
+                    with self._whole:
+                        self._broadcast_ints(words[: headers.SIZE], src)
+                        headers.send_rest(self, words, src)
+                        self._broadcast_ints(np.array(rows, np.int64), src)
+                        self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._finished(result)
         else:
             kind = NUMPY if x is None else source(x).kind
@@ -145,13 +172,17 @@ class VectorCollectives(GroupBase):
                 buffers.writable(out)
 
             def body() -> Any:
+                if native is not None:
+                    part = _LatePart(self, out, _described((), DType.U8, kind))
+                    native("scatter_v", 0, [], DType.U8, (), src, [], part.room)
+                    return part.finish()
                 with self._whole:
                     header = self._broadcast_ints(np.zeros(headers.SIZE, np.int64), src)
                     like = headers.described(self, header.tolist(), kind, src)
                     lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
-                    part, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
-                    self._collectives.scatter_v(0, part.ptr, _elements(lengths, like), like.dtype, src)
-                return self._finished(part, refused)
+                    late, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
+                    self._collectives.scatter_v(0, late.ptr, _elements(lengths, like), like.dtype, src)
+                return self._finished(late, refused)
 
         return self._run(body, given, async_op)
 
@@ -186,6 +217,11 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
             True
         """
+        if async_op:
+            if work := self._shortcuts.start_reduce_scatter_rows(self, x, counts, op, out):
+                return work
+        elif (found := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
+            return found
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if ops.is_composed(op):
@@ -226,12 +262,25 @@ class VectorCollectives(GroupBase):
             >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
             True
         """
+        if async_op:
+            if work := self._shortcuts.start_all_to_all_rows(self, x, counts, out):
+                return work
+        elif (found := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
+            return found
+        return self._all_to_all_rows(x, counts, out, async_op)
+
+    def _all_to_all_rows(self, x: Any, counts: Counts, out: Any, async_op: bool) -> Any:
+        """The general case of all_to_all_v. It is separate because closures would slow down the shortcut."""
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if out is not None:
             buffers.check_rows(out, given)
 
         def body() -> tuple[Any, list[int]]:
+            if (native := self._shortcuts.rows_call) is not None:
+                late = _LateRows(self, out, given)
+                native("all_to_all_v", given.ptr, rows, given.dtype, given.shape[1:], 0, [], late.room)
+                return late.finish(), late.counts
             with self._whole:
                 received = self._exchange_ints(np.array(rows, np.int64)).tolist()
                 result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
@@ -246,6 +295,10 @@ class VectorCollectives(GroupBase):
 
     def _gather_rows(self, operation: Operation, given: Buffer, out: Any, dst: int | None = None) -> Any:
         """The body of gather_v, and of all_gather_v, for which dst is None."""
+        if (native := self._shortcuts.rows_call) is not None:
+            late = _LateRows(self, out, given)
+            native(operation.name, given.ptr, given.shape[:1], given.dtype, given.shape[1:], dst or 0, [], late.room)
+            return late.finish()
         with self._whole:
             lengths = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
             call = Call(operation, given.ptr, 0, 0, given.dtype, None, dst, _elements(lengths, given))
@@ -268,6 +321,56 @@ class VectorCollectives(GroupBase):
                 "the length of x's axis 0"
             )
         return rows
+
+
+class _LateRows:
+    """The result of a call of the engine that learns only while it runs how many rows it receives."""
+
+    def __init__(self, group: GroupBase, out: Any, like: Buffer) -> None:
+        self._group, self._out, self._like = group, out, like
+        self._result: Buffer | None = None
+        self.counts: list[int] = []
+        """How many rows come from each rank."""
+
+    def room(self, counts: list[int], words: list[int]) -> int:
+        """The address for them. Raises an error about `out`."""
+        self.counts = counts
+        return self._made((sum(counts), *self._like.shape[1:]), self._like)
+
+    def _made(self, shape: Shape, like: Buffer) -> int:
+        result = buffers.result(self._out, shape, like)
+        self._group._check_memory(result)
+        self._result = result
+        return result.ptr
+
+    def finish(self) -> Any:
+        """The result; None on a rank that receives none."""
+        return None if self._result is None else self._result.finish()
+
+
+class _LatePart(_LateRows):
+    """The same for a scatter, whose src describes the rows too."""
+
+    def room(self, counts: list[int], words: list[int]) -> int:
+        shape = (counts[self._group.rank], *words[1:])
+        return self._made(shape, _described(shape, DTYPES[words[0]], self._like.kind))
+
+
+def _part(x: Any, out: Any, shape: Shape, dtype: int) -> Any:
+    """The array for a part: `out`, or a new one of the kind of x, which may be None. Raises an error about `out`."""
+    if out is None and (x is None or type(x) is np.ndarray):
+        return np.empty(shape, dtypes.to_numpy(DTYPES[dtype]))
+    kind = NUMPY if x is None else source(x).kind
+    return buffers.result(out, shape, _described(shape, DTYPES[dtype], kind)).finish()
+
+
+def _described(shape: Shape, dtype: DType, kind: Kind) -> Buffer:
+    """An array without memory."""
+    return Buffer(0, 0, dtype, shape, None, kind, None)
+
+
+def _same_place(result: Buffer, counts: list[int], words: list[int]) -> int:
+    return result.ptr
 
 
 def _elements(rows: Sequence[int], given: Buffer) -> list[int]:
