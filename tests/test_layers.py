@@ -70,8 +70,8 @@ MAY_IMPORT = {
 STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they may import of rankwise
 TOP = {"__init__.py", "__init__.pyi", "initialize.py", "rank_threads.py", "trace.py"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address and dtype,
-# copying within a rank, checking pickles, the program's own streams, creating and reading a job's segment, measuring,
-# ending with the launcher.
+# copying within a rank, checking pickles, the program's own streams, recognising the engine's Works, creating and
+# reading a job's segment, measuring, ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
     "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_allowed"},
@@ -87,6 +87,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
+    "frontends": {"Work"},
     "pool": {"FileCopy", "Segment", "SegmentView", "end_with"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }
