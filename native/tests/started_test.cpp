@@ -131,6 +131,48 @@ void opposite_orders(Comm& c) {
     b->close(5);
 }
 
+// Threads of a rank, each with groups of its own that come and go, of several ranks or one, and operations on them that
+// are completed in another order on each rank, some of them by another thread.
+void groups_of_many_threads(Comm& c) {
+    constexpr int kThreads = 4, kGroups = 4, kPending = 12;
+    std::vector<std::shared_ptr<Comm>> everyone;
+    for (int t = 0; t < kThreads; ++t) everyone.push_back(c.split(0, 0));
+    const auto body = [&](int t) {
+        std::mt19937 same{unsigned(t)}, own(unsigned(c.rank() * kThreads + t));
+        for (int round = 0; round < 3; ++round) {
+            std::vector<std::shared_ptr<Comm>> groups;
+            for (int g = 0; g < kGroups; ++g) {
+                const unsigned halves = unsigned(same());
+                groups.push_back(everyone[size_t(t)]->split(int(halves >> c.rank() & 1), 0));
+            }
+            std::vector<std::unique_ptr<Any>> all;
+            for (int i = 0; i < 60; ++i) {
+                const uint64_t counts[] = {1, 3, 16, 128, 900, 2500, 9000};
+                Comm& group = *groups[same() % kGroups];
+                all.push_back(std::make_unique<Any>(group, i, counts[same() % 7]));
+                std::swap(all[own() % all.size()], all.back());
+                if (all.size() < kPending && i < 59) continue;
+                std::thread([&] { all.back()->check(); }).join();
+                all.pop_back();
+            }
+            while (!all.empty()) all.back()->check(), all.pop_back();
+            for (const auto& group : groups) group->close(5);
+        }
+    };
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t)
+        threads.emplace_back([&, t] {
+            try {
+                body(t);
+            } catch (const std::exception& e) {
+                CHECK(false, "thread " << t << " of rank " << c.rank() << " threw: " << e.what());
+                c.abort("failed its test");
+            }
+        });
+    for (auto& thread : threads) thread.join();
+    for (const auto& each : everyone) each->close(5);
+}
+
 // The others complete what a rank has started, while it does something else.
 void busy(Comm& c) {
     static std::atomic<int> complete;
@@ -149,6 +191,52 @@ void busy(Comm& c) {
         CHECK_EQ(x.back(), sum_of(c, 0));
         ranks::meet(c);
     }
+}
+
+// A function of several calls takes its turn among the others, whoever runs it: alone, the thread that waits for it.
+void bodies(Comm& c) {
+    for (int round = 0; round < 50; ++round) {
+        std::vector<int64_t> x{c.rank()}, y{c.rank()}, z{c.rank()};
+        const auto before = start_sum(c, x);
+        std::thread::id ran;
+        const auto body = c.start_body([&] {
+            ran = std::this_thread::get_id();
+            for (int i = 0; i < 2; ++i) c.all_reduce(y.data(), 1, DType::I64, ReduceOp::SUM);
+            y[0] += x[0];
+        });
+        const auto after = start_sum(c, z);
+        if ((round + c.rank()) % 2) after->wait(kSoon);
+        body->wait();
+        if (c.world_size() == 1 && !(round % 2)) CHECK(ran == std::this_thread::get_id());
+        CHECK_EQ(y[0], (c.world_size() + 1) * sum_of(c, 0));
+        before->wait(kSoon);
+        after->wait(kSoon);
+        CHECK_EQ(z[0], sum_of(c, 0));
+    }
+    // The others need it while this rank does something else.
+    static std::atomic<int> complete;
+    if (c.rank() == 0) complete = 0;
+    ranks::meet(c);
+    std::vector<int64_t> x{c.rank()};
+    const auto body = c.start_body([&] { c.all_reduce(x.data(), 1, DType::I64, ReduceOp::SUM); });
+    if (c.rank() > 0) {
+        body->wait();
+        ++complete;
+    }
+    while (complete < c.world_size() - 1) std::this_thread::yield();
+    body->wait();
+    CHECK_EQ(x[0], sum_of(c, 0));
+    // Its error is told by each wait, or once if there is none.
+    auto g = c.split(0, 0);
+    const auto failing = [] { throw BadArgument("on purpose"); };
+    const auto failed = g->start_body(failing);
+    for (int i = 0; i < 2; ++i) CHECK_EQ(thrown([&] { failed->wait(); }), "BadArgument");
+    g->start_body(failing);
+    g->sync();
+    CHECK_EQ(g->failed_operations().size(), 1u);
+    g->close(5);
+    CHECK(thrown([&] { g->start_body(failing); }) != "");
+    ranks::meet(c);
 }
 
 // A wait that ends early leaves it pending.
@@ -215,7 +303,9 @@ int main() {
             dropped(c);
             polled(c);
             opposite_orders(c);
+            groups_of_many_threads(c);
             busy(c);
+            bodies(c);
             if (c.world_size() > 1) failures(c);
         });
     }
