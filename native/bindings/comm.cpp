@@ -188,6 +188,7 @@ void bind_comm(nb::module_& m) {
         .def("close", &Comm::close, nb::arg("timeout"), Release());
 
     bind_messages(m, comm);
+    bind_exchange(comm);
     bind_objects(m, comm);
     bind_shortcuts(comm);
     bind_vector_arrays(comm);

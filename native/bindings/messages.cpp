@@ -93,34 +93,6 @@ std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::ha
     return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
 }
 
-// A short send that needs no waiting, and then recv_array_up_to. Nothing, with nothing done, for any other send.
-std::optional<SourceTagBytes> sendrecv_array(Comm& c, nb::handle array, nb::handle to, nb::handle send_label,
-                                             nb::handle out, nb::handle from, nb::handle label) {
-    const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
-    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
-    const PlainArray x(array, false), y(out, true);
-    if (!x || !y || y.has_version() || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
-    ReleaseGilToWait released(x.bytes() + y.bytes());
-    if (!c.messages().send_at_once(x.data, x.count, DType(x.dtype), dst, send_tag, released.options()))
-        return std::nullopt;
-    const Arrival a = c.messages().recv_up_to_now(y.data, y.count, DType(y.dtype), src, tag, released.options());
-    return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
-}
-
-// The same with a receive of exactly `out`. Both ranks are of the group.
-bool exchange_array(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::handle from, nb::handle label) {
-    const int dst = rank_or_tag(to, c.world_size()), src = rank_or_tag(from, c.world_size());
-    const int tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, false), y(out, true);
-    if (!x || !y || dst < 0 || src < 0 || tag < 0) return false;
-    {
-        const ArrayCall call(x.bytes() + y.bytes());
-        if (!c.messages().send_at_once(x.data, x.count, DType(x.dtype), dst, tag, call)) return false;
-        c.messages().recv_now(y.data, y.count, DType(y.dtype), src, tag, call);
-    }
-    return y.written();
-}
-
 std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, int dtype, int src, int tag,
                                          nb::object keep) {
     const Arrival found{src, tag, checked_count(count), checked_dtype(dtype), false};
@@ -263,10 +235,6 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("irecv_array_up_to", &irecv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("group"))
         .def("recv_array_up_to", &recv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("sendrecv_array", &sendrecv_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("send_tag").none(),
-             nb::arg("out").none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("exchange_array", &exchange_array, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("out").none(),
-             nb::arg("src").none(), nb::arg("tag").none())
         .def("failed_messages", &failed_messages)
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)

@@ -3,6 +3,8 @@
 
 // The methods of Comm for messages between two ranks, and the class of their Requests.
 void bind_messages(nb::module_& m, nb::class_<rankwise::Comm>& comm);
+// The methods for blocking messages between arrays.
+void bind_exchange(nb::class_<rankwise::Comm>& comm);
 // The methods for Python objects.
 void bind_objects(nb::module_& m, nb::class_<rankwise::Comm>& comm);
 // The memory of objects with the buffer protocol. Whoever keeps the objects keeps the memory.

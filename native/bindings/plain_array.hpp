@@ -1,23 +1,36 @@
 // The arrays that a call takes without Python code between: NumPy's, and the tensors of libraries that lend their
 // memory to C, such as torch.
 #pragma once
+#include <array>
+
+#include "kernels/strided.hpp"
 #include "numpy_arrays.hpp"
 #include "tensors.hpp"
 
-// The array in a call, if it is plain: contiguous, aligned, and of a dtype that ranks can exchange.
+// The array in a call, if it is plain: contiguous, aligned, and of a dtype that ranks can exchange. any_strides:
+// NumPy's need not be contiguous or aligned.
 struct PlainArray {
     uint8_t* data = nullptr;
     uint64_t count = 1;
     int dtype = -1;
 
-    PlainArray(nb::handle object, bool writable) {
-        if (PyArrayObject* a = as_ndarray(object)) borrow(a, writable);
+    PlainArray(nb::handle object, bool writable, bool any_strides = false) {
+        if (PyArrayObject* a = as_ndarray(object)) borrow(a, writable, any_strides);
         else if (!object.is_none()) borrow_tensor(object, writable);
         for (int i = 0; i < dims_; ++i) count *= uint64_t(dim(i));
     }
     explicit operator bool() const { return dtype >= 0; }
     int dims() const { return dims_; }
     int64_t dim(int i) const { return shape_[i]; }
+    const int64_t* shape() const { return shape_; }
+    size_t itemsize() const { return rankwise::itemsize(rankwise::DType(dtype)); }
+    // Of an array with any strides: where the next element along each axis is, in bytes.
+    std::array<int64_t, rankwise::StridedLayout::kDims> strides() const {
+        std::array<int64_t, rankwise::StridedLayout::kDims> found;
+        auto stride = int64_t(itemsize());
+        for (int i = dims_ - 1; i >= 0; stride *= shape_[i--]) found[size_t(i)] = strides_ ? strides_[i] : stride;
+        return found;
+    }
     rankwise::Description description() const { return {rankwise::Op::None, dims_, shape_}; }
     // Of an array that has an axis 0: the shape of one of its rows, and their number.
     rankwise::Description row_description() const { return {rankwise::Op::None, dims_ - 1, shape_ + 1}; }
@@ -27,7 +40,7 @@ struct PlainArray {
         for (int i = 1; i < dims_; ++i) elements *= uint64_t(dim(i));
         return {rankwise::DType(dtype), elements};
     }
-    size_t bytes() const { return count * rankwise::itemsize(rankwise::DType(dtype)); }
+    size_t bytes() const { return count * itemsize(); }
     bool apart_from(const PlainArray& other) const {
         return data + bytes() <= other.data || other.data + other.bytes() <= data;
     }
@@ -48,13 +61,15 @@ struct PlainArray {
     }
 
 private:
-    void borrow(PyArrayObject* a, bool writable) {
-        const int wanted = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+    void borrow(PyArrayObject* a, bool writable, bool any_strides) {
+        const int memory = any_strides ? 0 : NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+        const int wanted = memory | (writable ? NPY_ARRAY_WRITEABLE : 0);
         if ((PyArray_FLAGS(a) & wanted) != wanted) return;
         dtype = dtype_of(PyArray_DESCR(a));
         data = static_cast<uint8_t*>(PyArray_DATA(a));
         dims_ = PyArray_NDIM(a);
         shape_ = PyArray_DIMS(a);
+        if (any_strides) strides_ = PyArray_STRIDES(a);
     }
     void borrow_tensor(nb::handle object, bool writable) {
         const BorrowedTensor found(object, writable);
@@ -66,6 +81,6 @@ private:
         if (found.has_version) tensor_ = object;
     }
     int dims_ = 0;
-    const int64_t* shape_ = nullptr;
+    const int64_t *shape_ = nullptr, *strides_ = nullptr;
     nb::handle tensor_;
 };

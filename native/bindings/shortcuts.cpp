@@ -277,24 +277,6 @@ bool barrier(Comm& c) {
 constexpr auto reduce_scatter_parts = &reduce_scatter<fits_part, Rules::Arrays>;
 constexpr auto all_to_all_parts = &all_to_all<fits_whole, Rules::Arrays>;
 
-// ---- messages ----
-
-bool send_array(Comm& c, nb::handle array, nb::handle to, nb::handle label) {
-    const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, false);
-    if (!x || dst < 0 || tag < 0) return false;
-    c.messages().send_now(x.data, x.count, DType(x.dtype), dst, tag, ArrayCall(x.bytes()));
-    return true;
-}
-
-bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
-    const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, true);
-    if (!x || src < 0 || tag < 0) return false;
-    c.messages().recv_now(x.data, x.count, DType(x.dtype), src, tag, ArrayCall(x.bytes()));
-    return x.written();
-}
-
 }  // namespace
 
 std::optional<ReduceOp> reduction_named(nb::handle op) {
@@ -315,7 +297,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     const std::array common{ReduceOp::SUM, ReduceOp::MEAN, ReduceOp::MAX, ReduceOp::MIN, ReduceOp::PROD};
     for (size_t i = 0; i < op_names.size(); ++i) op_names[i] = {PyUnicode_InternFromString(name(common[i])), common[i]};
     const auto x = nb::arg("x").none(), op = nb::arg("op").none(), out = nb::arg("out").none();
-    const auto src = nb::arg("src").none(), dst = nb::arg("dst").none(), tag = nb::arg("tag").none();
+    const auto src = nb::arg("src").none(), dst = nb::arg("dst").none();
     const auto group = nb::arg("group").none();
     const auto given = nb::arg("given").none() = nb::none();
     comm.def("all_reduce_array", &all_reduce<Rules::Arrays>, x, op, given)
@@ -331,8 +313,6 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("all_gather_parts_array", &all_gather<has_parts_like>, x, out)
         .def("gather_parts_array", &gather<has_parts_like>, x, dst, out)
         .def("scatter_parts_array", &scatter_parts, x, src, out)
-        .def("send_array", &send_array, x, dst, tag)
-        .def("recv_array", &recv_array, x, src, tag)
         .def("start_barrier", starter(&barrier))
         .def("start_all_reduce_array", starter(&all_reduce<Rules::Arrays>), group, x, op, given)
         .def("start_reduce_array", starter(&reduce), group, x, dst, op, given)

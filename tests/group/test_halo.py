@@ -61,6 +61,39 @@ def test_two_dimensions(rows: int, columns: int, make: Callable[[Any], Any], per
     run_ranks(ranks, rows * columns)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_any_dimensions(seed: int) -> None:
+    """Two ranks around a ring, of which one only starts the exchange, so that it goes another way."""
+    random = np.random.default_rng(seed)
+    dims = int(random.integers(1, 5))
+    along, width = int(random.integers(dims)), int(random.integers(1, 4))
+    lengths, dtype = random.integers(1, 6, dims), random.choice(["f4", "i1", "c16", "u2"])
+    orders = [random.permutation(dims) for _ in range(2)]  # of the axes in each rank's memory
+    inner = []
+    for _ in range(2):
+        lengths[along] = width + int(random.integers(4))
+        inner.append(random.integers(0, 100, lengths).astype(dtype))
+    ring = np.concatenate(inner, along)
+    starts = random.permutation([True, False])
+
+    def ranks(group: Group) -> None:
+        me = group.rank
+        pads = [(width, width) if axis == along else (0, 0) for axis in range(dims)]
+        first = (inner[0].shape[along] if me else 0) - width
+        places = np.arange(first, first + inner[me].shape[along] + 2 * width) % ring.shape[along]
+        want = np.take(ring, places, along)
+        padded = np.pad(inner[me], pads)
+        x = padded.transpose(orders[me]).copy().transpose(np.argsort(orders[me]))
+        with rw.Mesh(group, line=2, periodic=True) as mesh:
+            if starts[me]:
+                assert mesh.exchange_halo(x, 0, width, dimension=along, async_op=True).wait() is x
+            else:
+                assert mesh.exchange_halo(x, "line", width, dimension=along - dims) is x
+        np.testing.assert_array_equal(x, want)
+
+    run_ranks(ranks, 2)
+
+
 def test_only_messages_are_exchanged() -> None:
     def ranks(group: Group) -> set[str]:
         with rw.Mesh(group, line=-1, periodic=True) as mesh:

@@ -180,6 +180,59 @@ def test_sendrecv(backend: str) -> None:
     run_ranks(ranks, 3, backend=backend)
 
 
+def unaligned(rows: int) -> Any:
+    return np.frombuffer(bytearray(rows * 24 + 1), np.uint8)[1:].view(float).reshape(rows, 3)
+
+
+LAYOUTS: dict[str, Callable[[int], Any]] = {
+    "contiguous": lambda rows: np.zeros((rows, 3)),
+    "columns first": lambda rows: np.zeros((rows, 3), order="F"),
+    "gaps": lambda rows: np.zeros((rows, 7))[:, 1:6:2],
+    "backwards": lambda rows: np.zeros((rows, 3))[::-1, ::-1],
+    "unaligned": unaligned,
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 500, 2_500, 40_000])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocking_messages_of_any_layout(layout: str, rows: int) -> None:
+    def ranks(group: Group) -> None:
+        other, x, out = 1 - group.rank, LAYOUTS[layout](rows), LAYOUTS[layout](rows)
+        mine, want = (np.arange(rows * 3.0).reshape(rows, 3) + rank for rank in (group.rank, other))
+        x[...] = mine
+        assert group.sendrecv(x, other, other, out=out) is out
+        np.testing.assert_array_equal(out, want)
+        new = group.sendrecv(x, other, other)
+        np.testing.assert_array_equal(new, want)
+        assert new.flags.c_contiguous
+        out[...] = 0
+        for sends in (group.rank == 0, group.rank == 1):
+            if sends:
+                group.send(x, other)
+            else:
+                assert group.recv(out, other) is out
+        np.testing.assert_array_equal(out, want)
+        assert group.sendrecv(x, other, other, out=x) is x
+        np.testing.assert_array_equal(x, want)
+        if layout == "gaps":
+            assert not x.base[:, ::2].any()
+
+    run_ranks(ranks, 2)
+
+
+def test_a_receive_refuses_elements_that_share_memory() -> None:
+    def ranks(group: Group) -> None:
+        x = np.lib.stride_tricks.as_strided(np.zeros(3), (2, 2), (8, 8))
+        for receive in (lambda: group.recv(x, 0), lambda: group.sendrecv(np.ones((2, 2)), 0, 0, out=x)):
+            with pytest.raises(ValueError, match="share memory"):
+                receive()
+        assert group.probe() is None
+        group.send(x, 0)
+        assert group.recv((2, 2), 0).tolist() == [[0, 0]] * 2
+
+    run_ranks(ranks, 1)
+
+
 def test_the_null_rank() -> None:
     def ranks(group: Group) -> None:
         x = np.arange(6.0).reshape(2, 3)

@@ -156,6 +156,9 @@ inline constexpr size_t kMostFailed = 100;
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us, 4 KiB 1.09 to 0.66,
 // 16 KiB 8.4 to 1.5. At most a piece of the ring.
 inline constexpr uint64_t kShortMessage = 16 * KiB;
+// Up to here the messages of ranks that exchange some pass through the ring, although each is then copied twice: both
+// ranks copy at once, and without system calls.
+inline constexpr uint64_t kExchanged = 64 * KiB;
 // The sender announces pieces of this size, so that from two pieces on both ranks copy at once.
 inline constexpr uint64_t kRingPiece = 32 * KiB;
 // From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us.

@@ -6,9 +6,14 @@ namespace rankwise {
 
 bool Messages::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
                             bool object) {
+    return write_now({const_cast<void*>(data), count, dtype, to, tag}, options, tuning::kShortMessage, object);
+}
+
+bool Messages::write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object) {
+    const int to = send.peer;
     check_peer(Op::Send, to);
-    const uint64_t bytes = checked_bytes(count, itemsize(dtype)), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > tuning::kShortMessage || to == rank_) return false;
+    const uint64_t bytes = send.bytes(), began = tracer_.measured() ? ticks() : 0;
+    if (bytes > most || to == rank_) return false;
     const auto lock = lock_requests(options);
     Outgoing& out = outgoing_[to];
     if (closing_ || !out.idle() || group_.failed()) return false;
@@ -18,12 +23,12 @@ bool Messages::send_at_once(const void* data, uint64_t count, DType dtype, int t
     const auto fits = [&] { return at - out.read + whole <= c.capacity; };
     if (!fits()) out.read = c.read.load();
     if (!fits() || bytes > group_.peers[to].unexpected_room()) return false;
-    c.put_header(at, Header::of(count, dtype, tag, object));
-    if (bytes) c.put(at + sizeof(Header), data, bytes);
+    c.put_header(at, Header::of(send.count, send.dtype, send.tag, object));
+    if (bytes) c.put(at + sizeof(Header), send.data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
     notify(to);
-    trace_short(Op::Send, dtype, to, tag, bytes, began);
+    trace_short(Op::Send, send.dtype, to, send.tag, bytes, began);
     return true;
 }
 
@@ -51,7 +56,7 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
             const Header h = c->header(at);
-            if (!h.valid() || h.form != Form::Message || h.bytes > tuning::kShortMessage || !tag_matches(tag, h.tag) ||
+            if (!h.valid() || h.form != Form::Message || h.bytes > c->capacity || !tag_matches(tag, h.tag) ||
                 receives_.first_for(p, h.tag))
                 return std::nullopt;
             uint8_t* const data = accept(h);
@@ -88,25 +93,30 @@ void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, i
         complete_now(send(data, count, dtype, to, tag, options, true), options);
 }
 
-Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
-    const auto accept = [&](const Header& h) {
-        return !h.object && h.count == count && h.dtype == uint16_t(dtype) ? static_cast<uint8_t*>(data) : nullptr;
-    };
-    if (checked_bytes(count, itemsize(dtype)) <= tuning::kShortMessage)
-        if (const auto received = take_short(from, tag, accept, options)) return *received;
-    return complete_now(recv(data, count, dtype, from, tag, options, true), options);
+std::shared_ptr<Request> Messages::post(const Transfer& r, const CallOptions& options) {
+    const auto start = r.up_to ? &Messages::recv_up_to : &Messages::recv;
+    return (this->*start)(r.data, r.count, r.dtype, r.peer, r.tag, options, true);
 }
 
+Arrival Messages::receive_now(const Transfer& r, const CallOptions& options, uint64_t most) {
+    const uint64_t bytes = r.bytes();
+    const auto accept = [&](const Header& h) {
+        const bool fits = r.up_to ? h.bytes <= bytes : h.count == r.count && h.dtype == uint16_t(r.dtype);
+        return fits && !h.object ? static_cast<uint8_t*>(r.data) : nullptr;
+    };
+    if (bytes <= most)
+        if (const auto received = take_short(r.peer, r.tag, accept, options)) return *received;
+    return complete_now(post(r, options), options);
+}
+
+Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
+    return receive_now({data, count, dtype, from, tag}, options, tuning::kShortMessage);
+}
+
+// A large message comes sooner if the receive is posted first.
 Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
                                  const CallOptions& options) {
-    const uint64_t bytes = checked_bytes(count, itemsize(dtype));
-    const auto accept = [&](const Header& h) {
-        return !h.object && h.bytes <= bytes ? static_cast<uint8_t*>(data) : nullptr;
-    };
-    // A large message comes sooner if the receive is posted first.
-    if (bytes < tuning::kRendezvous)
-        if (const auto received = take_short(from, tag, accept, options)) return *received;
-    return complete_now(recv_up_to(data, count, dtype, from, tag, options, true), options);
+    return receive_now({data, count, dtype, from, tag, true}, options, tuning::kRendezvous - 1);
 }
 
 void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {
@@ -117,7 +127,8 @@ void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const C
 std::shared_ptr<Request> Messages::recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
                                                 Arrival& arrival, std::optional<double> timeout,
                                                 const CallOptions& options) {
-    if (const auto received = take_short(from, tag, accept, options)) {
+    const auto short_one = [&](const Header& h) { return h.bytes <= tuning::kShortMessage ? accept(h) : nullptr; };
+    if (const auto received = take_short(from, tag, short_one, options)) {
         arrival = *received;
         return nullptr;
     }

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -31,6 +32,16 @@
 namespace rankwise {
 
 Arrival arrival_of(int from, const Header& header);
+
+// What a thread that waits sends to a rank, or receives from one. It does not write what it sends.
+struct Transfer {
+    void* data;
+    uint64_t count;
+    DType dtype;
+    int peer, tag;
+    bool up_to = false;  // a receive: of any array that fits, as in recv_up_to
+    uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
+};
 
 class Messages final : public std::enable_shared_from_this<Messages>, private InBackground {
 public:
@@ -74,6 +85,10 @@ public:
     Arrival recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
+    // All of these at the same time, so that no order can deadlock. Throws the error of the first receive whose message
+    // does not fit it when the others are complete. Returns the message of the last receive.
+    Arrival exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
+                     const CallOptions& options = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
     // for a message, or null if this receive does not take it. `arrival` describes the message.
     using Accept = std::function<uint8_t*(const Header&)>;
@@ -209,6 +224,10 @@ private:
     static void give_memory(Request& receive, Message& message);
     Channel* readable(int from);
     void check_peer(Op op, int peer) const;
+    // send_at_once and recv_now, whose messages are of at most `most` bytes if they go through the ring at once.
+    bool write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object = false);
+    Arrival receive_now(const Transfer& receive, const CallOptions& options, uint64_t most);
+    std::shared_ptr<Request> post(const Transfer& receive, const CallOptions& options);
     Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
                          std::optional<double> timeout = {});
     template <class Take>

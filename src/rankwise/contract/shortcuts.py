@@ -148,7 +148,7 @@ class Shortcuts:
     """scatter_parts_array(x, src, out): likewise; the ranks know what they receive."""
 
     send_array: Callable[..., bool] = _not_done
-    """send_array(x, dst, tag): blocks, like recv_array."""
+    """send_array(x, dst, tag): blocks, like recv_array. The arrays of blocking messages may have any strides."""
 
     recv_array: Callable[..., bool] = _not_done
     """recv_array(x, src, tag)"""
@@ -188,13 +188,13 @@ class Shortcuts:
     """
 
     sendrecv_array: Callable[..., tuple[int, int, int] | None] = nothing
-    """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and then recv_array_up_to. None, with nothing done,
-    unless x is short and is sent at once.
+    """sendrecv_array(x, dst, send_tag, out, src, tag, up_to): send x, and receive exactly `out`, which may be x: (the
+    source, tag and bytes of what has come). up_to: as recv_array_up_to does.
     """
 
-    exchange_array: Callable[..., bool] = _not_done
-    """exchange_array(x, dst, out, src, tag): send x, and then receive exactly `out`, which may be x. Nothing is done
-    unless x is short and is sent at once.
+    exchange_halo_array: Callable[..., bool] = _not_done
+    """exchange_halo_array(x, before, after, width, dimension): Mesh.exchange_halo with these neighbours, or None beyond
+    an edge.
     """
 
     irecv_array_up_to: Callable[..., Any] = nothing

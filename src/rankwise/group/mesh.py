@@ -50,8 +50,10 @@ class Mesh(Closeable):
         places = np.unravel_index(group.rank, tuple(self.axes.values()))
         self.coordinates: dict[str, int] = dict(zip(self.axes, map(int, places), strict=True))
         self._groups: dict[tuple[str, ...], Group] = {}
-        for name in self.axes:
-            self.along(name)
+        self._lines = {
+            name: (self.along(name), *self._neighbours(name, 1), dimension) for dimension, name in enumerate(self.axes)
+        }
+        """For each axis its group, the ranks before and after this one there, and the array's dimension."""
 
     @classmethod
     def balanced(cls, group: Group, axes: int | Iterable[str], *, periodic: bool | str | Iterable[str] = False) -> Mesh:
@@ -177,10 +179,13 @@ class Mesh(Closeable):
             ...     mesh.exchange_halo(x, "columns").tolist() == ([-1, 0, 0, 1] if group.rank == 0 else [0, 1, 1, -1])
             True
         """
-        axis = self._name(axis)
-        before, after = self._neighbours(axis, 1)
-        along = list(self.axes).index(axis) if dimension is None else dimension
-        return _exchange_halo(self._groups[axis,], before, after, x, width, along, async_op)
+        line, before, after, along = self._lines[self._name(axis)]
+        if dimension is not None:
+            along = dimension
+        plain = not async_op and type(width) is int and type(along) is int
+        if plain and line._shortcuts.exchange_halo_array(x, before, after, width, along):
+            return x
+        return _exchange_halo(line, before, after, x, width, along, async_op)
 
     def gather(self, x: Any, dst: int = 0) -> Any:
         """The whole field on rank `dst` of the mesh's group, made of each rank's block, without its ghost cells.
@@ -213,13 +218,13 @@ class Mesh(Closeable):
         return blocks[0]
 
     def _name(self, axis: str | int) -> str:
-        names = list(self.axes)
         if isinstance(axis, str):
-            if axis in names:
+            if axis in self.axes:
                 return axis
-        elif 0 <= (number := integer(axis, "axis")) < len(names):
-            return names[number]
-        raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {', '.join(names)}, or 0 to {len(names) - 1}")
+        elif 0 <= (number := integer(axis, "axis")) < len(self.axes):
+            return list(self.axes)[number]
+        names = ", ".join(self.axes)
+        raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {names}, or 0 to {len(self.axes) - 1}")
 
     def _neighbours(self, axis: str, by: int) -> tuple[int | None, int | None]:
         """The coordinates of the ranks `by` places before and after this one along an axis; None beyond an edge."""

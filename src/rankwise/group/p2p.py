@@ -186,9 +186,9 @@ class PointToPoint(GroupBase):
             True
         """
         if not async_op and not self._kept:
-            like = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            if self._shortcuts.exchange_array(x, dst, like, src, tag):
-                return like
+            into = np.empty(x.shape, x.dtype) if out is None and type(x) is np.ndarray else out
+            if self._shortcuts.sendrecv_array(x, dst, tag, into, src, tag, False):
+                return into
         given, to, number = self._outgoing(x, dst, tag)
         if out is not None:
             into = buffers.writable(out)

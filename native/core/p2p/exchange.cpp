@@ -1,0 +1,60 @@
+// Sends and receives of one thread at the same time.
+#include <exception>
+
+#include "p2p/messages.hpp"
+
+namespace rankwise {
+
+namespace {
+
+// Calls f, and keeps the first of the errors that say that a message does not fit its receive. Another error may
+// follow from that one.
+template <class F> void keeping(std::exception_ptr& error, F&& f) {
+    try {
+        f();
+    } catch (const Mismatch&) {
+        if (!error) error = std::current_exception();
+    } catch (const Error&) {
+        if (error) std::rethrow_exception(error);
+        throw;
+    }
+}
+
+}  // namespace
+
+Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
+                           const CallOptions& options) {
+    const auto sent_at_once = [&](const Transfer& t) { return write_now(t, options, tuning::kExchanged); };
+    const auto short_one = [](const Transfer& t) { return t.bytes() <= tuning::kExchanged; };
+    std::exception_ptr error;
+    Arrival last{};
+    size_t sent = 0;
+    if (std::ranges::all_of(receives, short_one))
+        while (sent < sends.size() && sent_at_once(sends[sent])) ++sent;
+    if (sent == sends.size()) {
+        for (const Transfer& t : receives) keeping(error, [&] { last = receive_now(t, options, tuning::kExchanged); });
+    } else {  // the receives come first, so that their messages go directly to their memory
+        std::vector<std::shared_ptr<Request>> started;
+        const auto cancel_all = [&] {
+            for (const auto& request : started) cancel(request);
+        };
+        try {
+            for (const Transfer& t : receives) started.push_back(post(t, options));
+            for (; sent < sends.size(); ++sent)
+                if (const Transfer& t = sends[sent]; !sent_at_once(t))
+                    started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, true));
+            for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
+        } catch (const TimedOut&) {
+            cancel_all();
+            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete() && !r->cancelled(); })) throw;
+        } catch (...) {
+            cancel_all();
+            throw;
+        }
+        if (!receives.empty()) last = started[receives.size() - 1]->arrival();
+    }
+    if (error) std::rethrow_exception(error);
+    return last;
+}
+
+}  // namespace rankwise
