@@ -245,7 +245,7 @@ void Messages::go_on_in_background(bool now) {
 // For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
 // looks for the message, so that none is missed.
 void Messages::listen(const Request& r) {
-    if (listens_ || !r.up_to()) return;
+    if (listens_ || !r.has_memory()) return;
     background_.listen(*this);
     listens_ = true;
 }
@@ -373,6 +373,7 @@ bool Request::done() {
     std::lock_guard lock(messages->mutex_);
     if (messages->closing_) return true;
     messages->progress();
+    if (!complete_) messages->take_offers();  // as in probe
     return complete_ || messages->group_.failed();
 }
 
