@@ -100,7 +100,7 @@ struct Rows {
     PlainArray x, into;
 };
 
-bool all_gather(Comm& c, const Late& late, nb::handle array, nb::handle out) {
+bool all_gather_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle out) {
     const Rows given(array, out);
     if (!given.fits()) return false;
     const PlainArray& x = given.x;
@@ -112,7 +112,7 @@ bool all_gather(Comm& c, const Late& late, nb::handle array, nb::handle out) {
     return given.into.written();
 }
 
-bool gather(Comm& c, const Late& late, nb::handle array, nb::handle to, nb::handle out) {
+bool gather_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle to, nb::handle out) {
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
     const Rows given(array, dst == c.rank() ? out : nb::handle(Py_None));
@@ -146,7 +146,7 @@ Counts counts_in(const Comm& c, nb::handle numbers, uint64_t rows) {
 }
 
 // The result: the rows received, and how many came from each rank.
-bool all_to_all(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle out) {
+bool all_to_all_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle out) {
     const Rows given(array, out);
     if (!given.fits()) return false;
     const PlainArray& x = given.x;
@@ -186,8 +186,8 @@ bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle 
 
 // numbers: src's. make(x, out, shape, dtype) returns the array for a part: `out`, if it fits, or a new one of the kind
 // of x, which may be None.
-bool scatter(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle from, nb::handle out,
-             nb::handle make) {
+bool scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle from, nb::handle out,
+                     nb::handle make) {
     const int src = rank_or_tag(from, c.world_size());
     const Rows given(array, out);
     if (src < 0) return false;
@@ -212,7 +212,8 @@ bool scatter(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb
     return given.into.written();
 }
 
-bool reduce_scatter(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle op, nb::handle out) {
+bool reduce_scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle op,
+                            nb::handle out) {
     const Rows given(array, out);
     const auto named = reduction_named(op);
     if (!named || !given.fits() || !reduce_kernel(DType(given.x.dtype), *named)) return false;
@@ -263,16 +264,16 @@ void bind_rows(nb::class_<Comm>& comm) {
     const auto dst = nb::arg("dst").none(), src = nb::arg("src").none(), op = nb::arg("op").none();
     const auto group = nb::arg("group").none();
     const auto make = nb::arg("make");
-    comm.def("all_gather_rows", result_of(&all_gather), x, out)
-        .def("gather_rows", result_of(&gather), x, dst, out)
-        .def("scatter_rows", result_of(&scatter), x, counts, src, out, make)
-        .def("all_to_all_rows", result_of(&all_to_all), x, counts, out)
-        .def("reduce_scatter_rows", result_of(&reduce_scatter), x, counts, op, out)
-        .def("start_all_gather_rows", start_of(&all_gather), group, x, out)
-        .def("start_gather_rows", start_of(&gather), group, x, dst, out)
-        .def("start_scatter_rows", start_of(&scatter), group, x, counts, src, out, make)
-        .def("start_all_to_all_rows", start_of(&all_to_all), group, x, counts, out)
-        .def("start_reduce_scatter_rows", start_of(&reduce_scatter), group, x, counts, op, out)
+    comm.def("all_gather_rows", result_of(&all_gather_of_rows), x, out)
+        .def("gather_rows", result_of(&gather_of_rows), x, dst, out)
+        .def("scatter_rows", result_of(&scatter_of_rows), x, counts, src, out, make)
+        .def("all_to_all_rows", result_of(&all_to_all_of_rows), x, counts, out)
+        .def("reduce_scatter_rows", result_of(&reduce_scatter_of_rows), x, counts, op, out)
+        .def("start_all_gather_rows", start_of(&all_gather_of_rows), group, x, out)
+        .def("start_gather_rows", start_of(&gather_of_rows), group, x, dst, out)
+        .def("start_scatter_rows", start_of(&scatter_of_rows), group, x, counts, src, out, make)
+        .def("start_all_to_all_rows", start_of(&all_to_all_of_rows), group, x, counts, out)
+        .def("start_reduce_scatter_rows", start_of(&reduce_scatter_of_rows), group, x, counts, op, out)
         .def("rows_call", &rows_call, nb::arg("operation"), nb::arg("ptr"), counts, nb::arg("dtype"), nb::arg("shape"),
              nb::arg("root"), nb::arg("words"), nb::arg("room"));
 }
