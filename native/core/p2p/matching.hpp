@@ -48,15 +48,12 @@ public:
         }
     }
     bool empty() const { return all_.empty(); }
-    // The bytes of the ring that their messages take, if each is as long as its receive expects.
-    uint64_t ring_bytes() const { return ring_bytes_; }
     size_t size() const { return size_; }
     // posted: it has not matched a message yet.
     void add(const std::shared_ptr<Request>& r, bool posted) {
         r->held_ = r;
         all_.append(*r);
         ++size_;
-        ring_bytes_ += r->in_ring_at_most_ = Channel::whole_of(0, r->bytes());
         if (!posted) return;
         r->number_ = next_++;
         queues_.at(matching_key(r->peer_, r->tag_)).append(*r);
@@ -73,7 +70,6 @@ public:
         if (!r.matched_) leave_queue(r);
         all_.remove(r);
         --size_;
-        ring_bytes_ -= r.in_ring_at_most_;
         const auto last = std::move(r.held_);  // may be the last reference
     }
     // The first receive posted of those that match this message.
@@ -109,7 +105,7 @@ private:
     size_t kinds_[4] = {};  // receives in the queues: with a source and a tag, any tag, any source, any of both
     std::vector<size_t> unmatched_from_;
     size_t from_any_ = 0, size_ = 0;
-    uint64_t next_ = 0, ring_bytes_ = 0;
+    uint64_t next_ = 0;
 };
 
 // The messages that no receive has matched, in the order of arrival.

@@ -469,8 +469,8 @@ bool Messages::accepts(const Request& r, const Header& h) {
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 // A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.has_memory() && !r.message_ && r.bytes() < tuning::kRendezvous &&
-           receives_.ring_bytes() <= tuning::ring_bytes(n_) / 2;
+    return r.up_to() && !r.message_ && r.bytes() < tuning::kRendezvous &&
+           receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
 }
 
 // Whether the receive accepts the message. If not, the receive fails, and the message is kept for another one.

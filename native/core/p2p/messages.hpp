@@ -188,7 +188,6 @@ private:
     bool write_header(Channel& c, int to, const Header& header, const void* body = nullptr, uint64_t bytes = 0);
     bool pull(int from);
     bool read(int from);
-    bool read_short(Channel& c, int from, uint64_t at);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
     bool must_offer(const Request& send, int to) const;

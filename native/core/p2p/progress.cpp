@@ -245,7 +245,7 @@ void Messages::go_on_in_background(bool now) {
 // For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
 // looks for the message, so that none is missed.
 void Messages::listen(const Request& r) {
-    if (listens_ || !r.has_memory()) return;
+    if (listens_ || !r.up_to()) return;
     background_.listen(*this);
     listens_ = true;
 }

@@ -110,8 +110,6 @@ private:
     bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object || overflows_; }
     // Whether the message may be shorter than the caller's memory.
     bool up_to() const { return wanted_.kind == Wanted::UpTo || (wanted_.kind == Wanted::Any && data_); }
-    // Whether the message goes to the caller's memory, or is refused.
-    bool has_memory() const { return wanted_.kind == Wanted::Exactly || up_to(); }
     // Whether this message, which the receive accepts, does not go to the caller's memory.
     bool unsized_for(uint64_t bytes, bool object) const {
         return unsized() || (wanted_.kind == Wanted::Any && (object || bytes > this->bytes()));
@@ -152,11 +150,10 @@ private:
     std::atomic<bool> raised_{false};
     uint64_t arrival_ = 0;  // receive: the number_ of its message
     TraceEntry* entry_ = nullptr;
-    bool reserved_ = false;         // it counts among the messages that have an entry although nobody waits for them
-    uint64_t began_ = 0;            // ticks; 0 if it was started without waiting for it
-    uint64_t waits_since_ = 0;      // ticks; 0 until a thread waits for longer than the first polls
-    uint64_t number_ = 0;           // receive: in the order posted
-    uint64_t in_ring_at_most_ = 0;  // receive: the bytes of the ring that its message takes
+    bool reserved_ = false;     // it counts among the messages that have an entry although nobody waits for them
+    uint64_t began_ = 0;        // ticks; 0 if it was started without waiting for it
+    uint64_t waits_since_ = 0;  // ticks; 0 until a thread waits for longer than the first polls
+    uint64_t number_ = 0;       // receive: in the order posted
     Links<Request> in_all_, in_queue_;  // receive: until it is complete, and until it has matched a message
     std::shared_ptr<Request> held_;     // receive: itself, while it is in a list
 };

@@ -98,26 +98,6 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
     return true;
 }
 
-// Reads a whole message to the receive that it matches; returns false, with nothing done, unless both are there.
-bool Messages::read_short(Channel& c, int from, uint64_t at) {
-    if (receives_.empty() || at % kCacheLine) return false;
-    if (c.stamp_at(at).load(std::memory_order_acquire) != c.stamp(at)) return false;
-    const Header h = c.header(at);
-    if (!h.valid() || h.form != Form::Message || h.bytes > c.capacity) return false;
-    Request* const posted = receives_.first_for(from, h.tag);
-    if (!posted || !accepts(*posted, h) || posted->unsized_for(h.bytes, h.object)) return false;
-    const std::shared_ptr<Request> r = posted->held_;
-    receives_.matched(*r);
-    fits(*r, from, h);
-    r->arrival_ = arrivals_++;
-    if (h.bytes) c.get(at + sizeof h, r->data_, h.bytes);
-    receives_.remove(*r);
-    complete(*r);
-    c.read.exchange(at + Channel::whole_of(at, h.bytes));
-    notify(from);
-    return true;
-}
-
 bool Messages::pull(int from) {
     const bool moved = read(from);
     send_answers(from);
@@ -132,10 +112,6 @@ bool Messages::read(int from) {
     if (!progress_rendezvous(from, moved)) return moved;
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
-        if (!in.message && !in.pad && read_short(*c, from, before)) {
-            moved = true;
-            continue;
-        }
         uint64_t at = before, waiting = c->waiting();
         if (!in.message && !in.pad && waiting >= sizeof(Header) && !read_header(*c, from, at, waiting)) return moved;
         if (in.message) {

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import methodcaller
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -312,13 +311,9 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     def late() -> CollectiveTimeout:
         return CollectiveTimeout(f"wait_all: an operation was not complete within {limit:g} s", limit=limit or 0.0)
 
-    wait: Callable[[Work[T]], T]
-    wait = methodcaller("wait") if limit is None else lambda work: wait_until(end, work, late)
-    left = iter(list(works))
-    while True:
+    for work in list(works):
         try:
-            results += map(wait, left)
-            break
+            results.append(work.wait() if limit is None else wait_until(end, work, late))
         except Exception as error:  # noqa: BLE001 - raised below, when the others are complete
             errors.append(error)
     if errors:
