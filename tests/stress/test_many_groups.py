@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason="torch is not installed")  # it connects hos
     ("way", "hosts", "ranks", "threads", "rounds"),
     [
         ("own", 2, 2, 3, 1),
-        ("gloo", 2, 2, 3, 1),  # on rankwise, by RANKWISE_TORCH_AS
+        pytest.param("gloo", 2, 2, 3, 1, marks=pytest.mark.slow),  # on rankwise, by RANKWISE_TORCH_AS
         pytest.param("rankwise", 2, 2, 8, 4, marks=pytest.mark.slow),
         *(
             pytest.param(way, *world, 4, marks=pytest.mark.slow)
