@@ -230,7 +230,7 @@ void bodies(Comm& c) {
     while (complete < c.world_size() - 1) std::this_thread::yield();
     body->wait();
     CHECK_EQ(x[0], sum_of(c, 0));
-    // Its error is told by each wait, or once if there is none.
+    // Each wait throws its error; if there is none, it is reported once.
     auto g = c.split(0, 0);
     const auto failing = [] { throw BadArgument("on purpose"); };
     const auto failed = g->start_body(failing);

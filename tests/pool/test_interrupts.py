@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
 import rankwise as rw
+from pool_calls import keep, kept, total
 
 RANKS = 3
 
@@ -19,20 +19,11 @@ RANKS = 3
 @pytest.fixture(scope="module")
 def pool() -> Iterator[rw.Pool]:
     with rw.Pool(RANKS, timeout=60) as pool:
-        pool.run(total)  # imports this file, which takes the ranks longer than `interrupt_soon`
+        pool.run(nothing)  # imports this file, which takes the ranks longer than `interrupt_soon`
         yield pool
 
 
-def keep(value: object) -> None:
-    rw.local.kept = value, rw.init().rank
-
-
-def kept() -> tuple[object, int] | None:
-    return getattr(rw.local, "kept", None)
-
-
-def total(x: float = 1.0) -> float:
-    return float(rw.init().all_reduce(np.full(3, x))[0])
+def nothing() -> None: ...
 
 
 def interrupt_soon() -> None:

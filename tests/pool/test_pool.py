@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
+from pool_calls import keep, kept, total
 
 RANKS = 3
 
@@ -40,18 +41,6 @@ def pool(shared: rw.Pool) -> rw.Pool:
 def forget() -> None:
     for name in dir(rw.local):
         delattr(rw.local, name)
-
-
-def keep(value: object) -> None:
-    rw.local.kept = value, rw.init().rank
-
-
-def kept() -> tuple[object, int] | None:
-    return getattr(rw.local, "kept", None)
-
-
-def total(x: float = 1.0) -> float:
-    return float(rw.init().all_reduce(np.full(3, x))[0])
 
 
 def rank_here() -> int:
