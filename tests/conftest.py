@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,23 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             ranks.close_pools()
         processes |= {process.pid: "" for pool in ranks._pools.values() for process in pool._processes}
     end = time.monotonic() + GRACE
-    while True:
-        new_files = {file for file in shared_memory_files() - files if not in_use(file)}
-        new_processes = {pid: command for pid, command in started_processes().items() if pid not in processes}
-        if not new_files and not new_processes:
-            return
+    new_files, new_processes = _new(files, processes)
+    while new_files or new_processes:
         if time.monotonic() > end:
-            break
+            pytest.fail(f"left behind: in /dev/shm {sorted(new_files)}, processes {new_processes}", pytrace=False)
         time.sleep(0.05)
-    pytest.fail(f"left behind: in /dev/shm {sorted(new_files)}, processes {new_processes}", pytrace=False)
+        # What appears meanwhile is another test's, which runs beside this one.
+        still_files, still_processes = _new(files, processes)
+        new_files &= still_files
+        new_processes = {pid: new_processes[pid] for pid in new_processes.keys() & still_processes.keys()}
+
+
+def _new(files: set[str], processes: Container[int]) -> tuple[set[str], dict[int, str]]:
+    """The shared-memory files that nobody uses and the processes that are not among these."""
+    return (
+        {file for file in shared_memory_files() - files if not in_use(file)},
+        {pid: command for pid, command in started_processes().items() if pid not in processes},
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
