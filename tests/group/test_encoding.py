@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankwise.group import plain_types
-from rankwise.group.encoding import decode, encode
+from rankwise.group.object_block import decode, encode
 
 dtypes = st.one_of(
     hnp.boolean_dtypes(),

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.group import plain_types
-from rankwise.group.encoding import decode, encode
+from rankwise.group.object_block import decode, encode
 
 PROTO = b"\x80\x05"
 MAKE = b"\x8c\x1crankwise.group.plain_types\x8c\x04make\x93".replace(
@@ -136,7 +136,7 @@ GADGETS = {
     "the dot in the module": named("rankwise.group.plain_types.make", ""),
     "another function of the module": named("rankwise.group.plain_types", "_dtype"),
     "what the module imports": named("rankwise.group.plain_types", "defaultdict"),
-    "our own module": named("rankwise.group.encoding", "make"),
+    "our own module": named("rankwise.group.object_block", "make"),
     "a NUL in the name": named("rankwise.group.plain_types", "make\0"),
     "the constructor itself": PROTO + MAKE + b".",
     "the constructor in a list": PROTO + b"]" + MAKE + b"a.",

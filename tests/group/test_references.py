@@ -11,7 +11,7 @@ import pytest
 
 import rankwise as rw
 from rankwise.group import related
-from rankwise.group.encoding import decode, encode
+from rankwise.group.object_block import decode, encode
 from rankwise.testing import run_ranks
 
 

@@ -16,7 +16,7 @@ import pytest
 from in_process import rankwise
 from rankwise import _native
 from rankwise.system.tuning_file import cpu_name, load, path_of
-from rankwise.tools.tune.crossing import blocks, rules
+from rankwise.tools.tune.command import blocks, rules
 
 QUICK = ("--time", "0.001")
 

@@ -6,7 +6,7 @@ import pytest
 
 from rankwise import _native
 from rankwise.system.tuning_file import NEVER
-from rankwise.tools.tune.crossing import RULES, Costs, Rule, algorithms_at, blocks, points, rules, size_of, threshold
+from rankwise.tools.tune.command import RULES, Costs, Rule, algorithms_at, blocks, points, rules, size_of, threshold
 
 FROM = Rule("from", "a", ("slow", "staged"), ("direct",), 1024, 16384)
 UP_TO = Rule("up_to", "a", ("flat",), ("staged",), 1024, 16384, up_to=True, divided=True)

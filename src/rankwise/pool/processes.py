@@ -44,7 +44,7 @@ _MAIN = threading.main_thread().ident
 _BOOT = """\
 import pickle, sys
 sys.path[:] = pickle.load(open('/proc/self/fd/' + sys.argv[1], 'rb'))
-from rankwise.pool.worker import main
+from rankwise.pool.serving import main
 main(int(sys.argv[2]))
 """
 

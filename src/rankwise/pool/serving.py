@@ -8,17 +8,21 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from rankwise._native import end_with
 from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
+from rankwise.initialize import init
 from rankwise.launch.spawn_worker import cannot_travel, error_report, pickler
 from rankwise.pool import wire
 from rankwise.pool.pickled import call_of
 from rankwise.system import failure_report
+from rankwise.system.settings import Settings
 
 Reply = tuple[bytes, list[Any]]
 
@@ -108,3 +112,53 @@ def _abort(reason: str) -> None:
     if group is not None and not group.closed:
         with suppress(RankwiseError):
             group.abort(reason)
+
+
+# ---- the program of a rank that its pool has started ----
+
+ROOM = 1 << 18  # bytes for messages that the rank has not received; the system may allow less
+
+
+def main(meeting_fd: int) -> None:
+    """Connect to the client and serve it until it closes the connection.
+
+    meeting_fd: a socket that all ranks inherit, over which each sends its client both ends of a connection of its own:
+    from the rank's end the client takes back what the rank has not begun. An eventfd comes too, which wakes the rank.
+    """
+    settings = Settings.read()
+    assert settings.launcher_pid is not None
+    end_with(settings.launcher_pid)
+    server = Server(_meet)
+    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    with connection, server.interruptible(connection):
+        if not settings.restart:  # a replacement meets the others before their next call on all ranks
+            init()
+        with socket.socket(fileno=meeting_fd) as meeting, theirs:
+            ends = [theirs.fileno(), connection.fileno(), bell]
+            socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid()))], ends)
+        while True:
+            try:
+                message = wire.receive(connection, wire.NOW)
+            except BlockingIOError:
+                os.eventfd_read(bell)
+                continue
+            if message is None:
+                return  # the client has closed the connection
+            kind, _, number, parts = message
+            begin = time.perf_counter_ns()
+            kind, parts = server.answer(kind, parts)
+            try:
+                wire.send(connection, kind, number, parts, took=(time.perf_counter_ns() - begin) // 1000)
+            except ConnectionError:
+                return  # the client is gone
+
+
+def _meet() -> None:
+    group = default_group.current()
+    if group is None:  # this process replaces a lost rank
+        init()
+    else:
+        group.restore()
+        group.close()

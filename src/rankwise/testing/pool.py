@@ -13,12 +13,13 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+import rankwise
 from rankwise import _native
 from rankwise.contract.errors import RankwiseError
 from rankwise.group.group import Group
 from rankwise.launch.spawn import module_path
 from rankwise.launch.spawn_worker import pickler
-from rankwise.testing.outcome import Args, Kwargs, Outcome
+from rankwise.testing.outcome import Args, Kwargs, Outcome, failed, run_on
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class RankPool:
             "RANKWISE_LAUNCHER_PID": str(os.getpid()),
         }
         environment.setdefault("OMP_NUM_THREADS", "1")
-        command = [sys.executable, "-m", "rankwise.testing.worker", str(theirs.fileno()), backend, str(START_TIMEOUT)]
+        command = [sys.executable, "-m", "rankwise.testing.pool", str(theirs.fileno()), backend, str(START_TIMEOUT)]
         with theirs:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), fd)
@@ -127,3 +128,38 @@ def in_step(group: Group) -> bool:
     except RankwiseError:
         return False
     return True
+
+
+# ---- a rank's process: `python -m rankwise.testing.pool FD BACKEND TIMEOUT` ----
+
+
+def serve(connection: Connection, group: Group) -> None:
+    """Run functions, one after the other, until the other end of the connection closes."""
+    while True:
+        try:
+            path, task, timeout = connection.recv()
+        except EOFError:
+            return
+        sys.path[:] = path
+        group.timeout = timeout
+        outcome = run_on(group, _unpacked, (task,), {})
+        try:
+            reply = pickler(run_on)(outcome)
+        except BaseException as error:  # noqa: BLE001 - whatever its classes raise
+            reply = pickle.dumps(failed(error))
+        connection.send_bytes(reply)
+
+
+def _unpacked(group: Group, task: bytes) -> Any:
+    fn, args, kwargs = pickle.loads(task)
+    return fn(group, *args, **kwargs)
+
+
+def main() -> None:
+    fd, backend, timeout = sys.argv[1:]
+    with Connection(int(fd)) as connection, rankwise.init(backend, timeout=float(timeout)) as group:
+        serve(connection, group)
+
+
+if __name__ == "__main__":
+    main()

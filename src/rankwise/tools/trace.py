@@ -12,9 +12,8 @@ from rankwise.tools.cli import Parser, refuse
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
 from rankwise.tools.timeline import timeline
-from rankwise.tools.trace_headline import headline
 from rankwise.tools.trace_page.page import page
-from rankwise.tools.trace_tables import Rows, heading, last_to_begin, operations, ranks, spans
+from rankwise.tools.trace_tables import Rows, heading, headline, last_to_begin, operations, ranks, spans
 
 MOST_KINDS = 20
 

@@ -25,10 +25,8 @@ from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import gathered
-from rankwise.backends.gloo.agreement import Agreements, Outcome
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
-from rankwise.backends.gloo.failure_record import FailureRecord, reason
-from rankwise.backends.gloo.group_store import GroupStore, StoreWords
+from rankwise.backends.gloo.group_store import Agreements, FailureRecord, GroupStore, Outcome, StoreWords, reason
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import Gather, Roster

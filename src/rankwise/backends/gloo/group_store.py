@@ -1,14 +1,22 @@
-"""What the ranks of one gloo group know of each other through its store: who has left it, and whose process ended."""
+"""What the ranks of one gloo group know of each other through its store: who has left it, and whose process ended; how
+the survivors agree to go on; and why the group failed."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rankwise.backends.composed import calls
+from rankwise.backends.composed.comparing import log
 from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.contract.errors import PeerLostError, RankwiseError
+from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError, error_of
+from rankwise.contract.failure import AtRank, Failure
+from rankwise.contract.failure_kinds import LOST, TIMEOUT
+from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.process_identity import ProcessIdentity
@@ -131,3 +139,167 @@ class StoreWords(SharedWords):
             return self._store.ask(request, self._store.patience)
         except ConnectionError as error:
             raise self._failed(error, "a counter or lock") from error
+
+
+# ---- how the survivors agree, through the store, on who is left and what they pass ----
+#
+# The agreements of a group are numbered. In each, every rank writes that it has arrived, and waits until each other
+# rank has arrived or is known to be lost. Then it proposes an outcome; the store keeps the first proposal, and all
+# ranks take that.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one agreement decided. number: the agreement's. present: the ranks that live. flag: the AND of theirs."""
+
+    number: int
+    present: tuple[int, ...]
+    flag: int
+
+
+class Agreements:
+    """One rank's part in the agreements of its group. Hosts that lose all their ranks are waited for until the timeout.
+
+    Raises PeerLostError if the store cannot be reached.
+    """
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self._number = 0
+
+    def lost(self) -> dict[int, str]:
+        """The ranks that are known to be lost, and how."""
+        try:
+            return self._store.lost()
+        except ConnectionError as error:
+            raise self._store.unreachable() from error
+
+    def decide(self, operation: str, flag: int, timeout: float, exclude: Sequence[int] = ()) -> Outcome:
+        """Take part in the next agreement. Raises PeerLostError if the others went on without this rank.
+
+        If others call another operation meanwhile, `agree` raises MismatchError, and the others wait for it again.
+        exclude: ranks that are left out, whether or not they come; if the callers exclude different ranks, all of them
+        raise MismatchError.
+        """
+        try:
+            while True:
+                mixed, outcome = self._decide(operation, flag, timeout, sorted(set(exclude)))
+                if not mixed:
+                    return outcome
+                if operation == "agree":
+                    raise MismatchError("some ranks called agree while others called shrink")
+        except ConnectionError as error:
+            raise self._store.unreachable(operation) from error
+
+    def _decide(self, operation: str, flag: int, timeout: float, exclude: list[int]) -> tuple[bool, Outcome]:
+        self._number += 1
+        number, me, everybody = self._number, self._store.rank, range(self._store.world_size)
+        self._store.set(f"arrived {number} {me}", json.dumps([operation, flag, exclude]).encode())
+        end = time.monotonic() + timeout
+        arrived: dict[int, tuple[str, int, list[int]]] = {}
+        while (decision := self._store.find(f"decision {number}")) is None:
+            lost = self._store.lost()
+            for rank in everybody:
+                if rank not in arrived and (value := self._store.find(f"arrived {number} {rank}")) is not None:
+                    arrived[rank] = json.loads(value)
+            counting = [rank for rank in everybody if rank not in lost and rank not in exclude]
+            present = [rank for rank in counting if rank in arrived]
+            if present == counting or time.monotonic() > end:
+                both = -1
+                for rank in present:
+                    both &= arrived[rank][1]
+                mixed = len({arrived[rank][0] for rank in present}) > 1
+                unequal = any(arrived[rank][2] != exclude for rank in present)
+                proposal = json.dumps([present, both, mixed, unequal])
+                decision = self._store.compare_set(f"decision {number}", "", proposal)
+                break
+            time.sleep(POLL)
+        present, both, mixed, unequal = json.loads(decision)
+        if me not in present:
+            how = "was excluded from the group, by the others' call or because it did not come before their timeout"
+            raise PeerLostError(f"rank {me} {how}", rank=me, how=how)
+        if unequal and not mixed:
+            which = ranks_in_words(exclude) if exclude else "none"
+            text = f"the ranks do not all exclude the same ranks; rank {me} excludes {which}"
+            raise MismatchError(f"{operation}: {text}")
+        for rank in set(everybody).difference(present):
+            self._store.leave_out(rank)
+        return mixed, Outcome(number, tuple(present), both)
+
+
+# ---- why the group failed: what the ranks announce in the store, and the one error that all of them raise ----
+
+REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
+
+SILENT = ("Connection timed out", "No route to host")
+"""What a system says of a connection to a host that has not answered for too long."""
+
+
+class FailureRecord:
+    """What the ranks of one group write into their store when it fails."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+
+    def explain(
+        self, error: Exception, where: str, sequence: int, limit: float, *, settles_timeouts: bool = True
+    ) -> RankwiseError:
+        """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
+
+        limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
+        """
+        operation = where.partition("(")[0]
+        silent = any(text in str(error) for text in SILENT)
+        timed_out = silent or isinstance(error, TimeoutError) or "imed out" in str(error)
+        mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
+        try:
+            self._store.set(f"state/{self._store.rank}", json.dumps(mine).encode())
+            states, lost = self._reports(REPORTS if settles_timeouts or not timed_out else 0.0)
+            if (recorded := self._store.find("failure")) is not None:
+                return error_of(Failure.from_json(recorded))
+        except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
+            return self._store.unreachable(operation, sequence)
+        missing = tuple(rank for rank in range(self._store.world_size) if rank not in states)
+        if silent:  # the other missing ranks may be busy
+            missing = tuple(rank for rank in missing if rank in self._store.cut_off) or missing
+        if any(state["timed_out"] for state in states.values()) and not lost:
+            found = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}
+            found |= dict.fromkeys(missing, "in no call of this group")
+            ranks = {rank: AtRank(call) for rank, call in sorted(found.items())}
+            failure = Failure(TIMEOUT, ranks=ranks, to_blame=missing, limit=limit)
+        elif missing:
+            cut_off = next((rank for rank in self._store.cut_off if rank in missing), missing[0])
+            rank, how = next(iter(lost.items()), (cut_off, f"its connection failed ({reason(error)})"))
+            failure = Failure(LOST, to_blame=(rank,), how=how)
+        elif len({state["call"] for state in states.values()}) > 1:
+            return calls.mismatch({rank: state["call"] for rank, state in states.items()}, sequence)
+        else:
+            return RankwiseError(f"gloo failed in {where} #{sequence}: {reason(error)}")
+        return error_of(failure.found_in(operation, sequence))
+
+    def record(self, error: RankwiseError) -> None:
+        """Record that the group has failed with this error, unless another one was recorded first."""
+        try:
+            self._store.compare_set("failure", "", error.failure.to_json())
+        except ConnectionError:
+            log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
+
+    def _reports(self, patience: float) -> tuple[dict[int, Any], dict[int, str]]:
+        """What each rank reports that it is in, and how those that report nothing were lost.
+
+        It is complete unless a rank is known to be lost, the failure is recorded, or `patience` seconds have passed.
+        """
+        end = time.monotonic() + patience
+        while True:
+            found = {rank: self._store.find(f"state/{rank}") for rank in range(self._store.world_size)}
+            states = {rank: json.loads(state) for rank, state in found.items() if state is not None}
+            lost = {rank: how for rank, how in self._store.lost().items() if rank not in states}
+            known = lost or len(states) == self._store.world_size or self._store.check(["failure"])
+            if known or time.monotonic() > end:
+                return states, lost
+            time.sleep(POLL)
+
+
+def reason(error: Exception) -> str:
+    """The sentence of torch's message that says what happened."""
+    return str(error).partition("\n")[0].partition(". ")[0].rpartition(".cc:")[2].partition("] ")[2] or str(error)

@@ -39,8 +39,7 @@ from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical import one_lane
-from rankwise.backends.hierarchical.hosts import Layout, moves
-from rankwise.backends.hierarchical.neighbours import locality_mark, log_neighbour
+from rankwise.backends.hierarchical.hosts import Layout, locality_mark, log_neighbour, moves
 from rankwise.backends.hierarchical.p2p import Channel
 from rankwise.backends.hierarchical.part import NoPart, Part, PartWords
 from rankwise.backends.native import shm

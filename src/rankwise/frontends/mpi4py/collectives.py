@@ -26,8 +26,7 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import new
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op, check, engine_op, fold
-from rankwise.frontends.mpi4py.pending import Pending, Persistent
-from rankwise.frontends.mpi4py.requests import Prequest, Request
+from rankwise.frontends.mpi4py.requests import Pending, Persistent, Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
     Blocks,
     address,

@@ -15,8 +15,7 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
-from rankwise.frontends.mpi4py.pending import Pending
-from rankwise.frontends.mpi4py.requests import Request
+from rankwise.frontends.mpi4py.requests import Pending, Request
 from rankwise.frontends.mpi4py.status import UNDEFINED
 from rankwise.frontends.mpi4py.topology import Cartesian, Grid, Topologies
 from rankwise.frontends.mpi4py.world import WORLD

@@ -12,19 +12,20 @@ from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle
-from rankwise.frontends.mpi4py.pending import (
+from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
+from rankwise.frontends.mpi4py.requests import (
     SENT,
     Arriving,
     Pending,
     Persistent,
+    Prequest,
     Receiving,
+    Request,
     Started,
     Together,
     completed,
     object_of,
 )
-from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
-from rankwise.frontends.mpi4py.requests import Prequest, Request
 from rankwise.frontends.mpi4py.specs import address, kept, ndarray, plain, simple
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, NOBODY, Status
 from rankwise.group.base import nothing

@@ -6,8 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.group.encoding import pickled
-from rankwise.group.object_block import Codec, pieces
+from rankwise.group.object_block import Codec, pickled, pieces
 
 
 class Pickle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from rankwise.frontends.tcl import models, optimizers, training, value_types
+from rankwise.frontends.tcl import models, optimizers, value_types
 from rankwise.frontends.tcl.parameters import Command, Parameter
 from rankwise.frontends.tcl.shared_parameters import DTYPE, OPERAND
 
@@ -172,7 +172,7 @@ _MODULES = (
 _GRADIENTS = (
     Command(
         "mse_loss",
-        training.mse_loss,
+        models.mse_loss,
         "The mean squared difference of two tensors.",
         (_INPUT, _TARGET, replace(_REDUCTION, help="mean or sum over the elements; none: the loss of each element")),
         "a tensor",
@@ -180,7 +180,7 @@ _GRADIENTS = (
     ),
     Command(
         "cross_entropy_loss",
-        training.cross_entropy_loss,
+        models.cross_entropy_loss,
         "The cross entropy of scores (logits), with a row per sample and a column per class, and the true classes.",
         (
             _INPUT,
@@ -195,7 +195,7 @@ _GRADIENTS = (
     ),
     Command(
         "loss_function",
-        training.loss_function,
+        models.loss_function,
         "cross_entropy_loss if the targets are integers, else mse_loss, with the reduction mean.",
         (_INPUT, replace(_TARGET, help="classes, or values in a tensor of the input's shape")),
         "a tensor",
@@ -205,7 +205,7 @@ _GRADIENTS = (
     *(
         Command(
             name,
-            training.backward,
+            models.backward,
             "Compute the gradients of this tensor with respect to the tensors that require them. They are added to "
             "those of earlier calls, until optimizer_zero_grad clears them.",
             (replace(_INPUT, help="a tensor of one element, usually a loss"),),
@@ -219,7 +219,7 @@ _GRADIENTS = (
     ),
     Command(
         "tensor_grad",
-        training.tensor_grad,
+        models.tensor_grad,
         "The gradient of a tensor that requires one: a parameter, or a tensor made with -requiresGrad.",
         (_INPUT,),
         "a tensor of the same shape",
@@ -230,7 +230,7 @@ _GRADIENTS = (
     ),
     Command(
         "manual_seed",
-        training.manual_seed,
+        models.manual_seed,
         "Seed this rank's random numbers: rand's and randn's, and torch's if it is installed.",
         (Parameter("seed", value_types.NATURAL, "the seed"),),
         "ok",

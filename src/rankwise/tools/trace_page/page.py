@@ -11,8 +11,7 @@ from rankwise.observe.trace_file import Trace
 from rankwise.system.words import duration
 from rankwise.tools.stragglers import group_operations, waits
 from rankwise.tools.timeline import timeline
-from rankwise.tools.trace_headline import headline
-from rankwise.tools.trace_tables import heading, last_to_begin, operations, ranks, spans
+from rankwise.tools.trace_tables import heading, headline, last_to_begin, operations, ranks, spans
 
 WIDTH = 200  # characters of the title
 NO_SPANS = "<p>The trace holds no span; the program adds them with rankwise.trace.span.</p>"
