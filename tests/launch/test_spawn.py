@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +285,29 @@ def test_nothing_is_left_when_the_caller_is_stopped(tmp_path: Path, signum: int)
     while any(lives(int(pid)) for pid in pids):
         assert time.monotonic() < end, "ranks live on"
         time.sleep(0.01)
+
+
+def starts_a_daemon() -> int:
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+
+@pytest.mark.parametrize("start", [lambda: rw.spawn(starts_a_daemon, 2), lambda: pool_of_two(starts_a_daemon)])
+def test_no_daemon_of_a_rank_remains(start: Callable[[], list[int]]) -> None:
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    daemons = start()
+    assert len({*daemons}) == 2
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in daemons):
+        assert time.monotonic() < end, "a daemon lives on"
+        time.sleep(0.01)
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def pool_of_two(function: Callable[[], int]) -> list[int]:
+    with rw.Pool(2) as pool:
+        return pool.run(function)
 
 
 def test_no_descriptor_or_process_remains() -> None:

@@ -32,6 +32,7 @@ from rankwise.launch.rank_process import (
     SAME_SESSION,
     RankProcess,
     Watchdog,
+    kill_strays,
     leave_terminal,
     leftovers,
     placed,
@@ -63,14 +64,14 @@ class LocalJob:
     their errors, and are ended.
 
     argv: the command, which is the same for every rank. stdin: the rank that inherits it, ALL, or None. pass_fds:
-    descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks'
-    RANKWISE_BACKEND and RANKWISE_TIMEOUT, if given. grace: seconds from the signal that ends a rank to SIGKILL, by
-    default RANKWISE_GRACE. spans: whether to collect the spans of
-    rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by default those of this process.
-    losses: what to do about a lost rank (by default the job ends), and which ranks were lost.
-    nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this process has only
-    one thread, so that each rank can be forked and register with the watchdog before it runs its command. Otherwise a
-    rank is registered a moment later, and the command itself must end if this process is killed in that moment.
+    descriptors that the ranks inherit, under the same numbers. backend, timeout: the ranks' RANKWISE_BACKEND and
+    RANKWISE_TIMEOUT, if given. grace: seconds from the signal that ends a rank to SIGKILL, by default RANKWISE_GRACE.
+    spans: whether to collect the spans of rankwise.trace. places: for each of the n ranks, the CPUs that it may use; by
+    default those of this process. losses: what to do about a lost rank (by default the job ends), and which ranks were
+    lost. nodes: the connections to the launchers of the other nodes, if there are any. fork: whether this process has
+    only one thread, so that each rank can be forked and register with the watchdog before it runs its command.
+    Otherwise a rank is registered a moment later, and the command itself must end if this process is killed in that
+    moment.
 
     Raises ValueError for n below 1 or above MOST_RANKS, a timeout that is 0, negative or endless, or an invalid
     variable of the environment; MemoryError when there is no room for the shared memory; OSError when a process cannot
@@ -104,8 +105,7 @@ class LocalJob:
         """The ranks whose failure ended the job, before the launcher began to end ranks, in that order."""
         self.survivors = 0
         """How many ranks still ran at the first failure, or when `interrupt` was called."""
-        self.interrupted: int | None = None
-        """The signal given to `interrupt`."""
+        self.interrupted: int | None = None  # the signal given to `interrupt`
         self.argv = list(argv)
         self._n = n
         self._output = output
@@ -116,9 +116,7 @@ class LocalJob:
         self._places = places
         self._keep_spans = spans or (nodes is not None and nodes.spans)
         self.nodes = nodes
-        """The connections to the launchers of the other nodes, or None."""
-        self.first = 0 if nodes is None else nodes.first
-        """The number of the first of these ranks."""
+        self.first = 0 if nodes is None else nodes.first  # the number of the first of these ranks
         self._world_size = n if nodes is None else nodes.world_size
         self._fork = fork
         self._started: list[RankProcess] = []  # every process, those that were replaced too
@@ -576,6 +574,7 @@ class LocalJob:
         finally:
             if not self._over:
                 self._signal_all(signal.SIGKILL)
+            kill_strays(self._secret)
             with suppress(OSError):  # the reader of our output may be gone
                 self._output.release()
             for rank in self._started:

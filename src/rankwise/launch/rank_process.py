@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import termios
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rankwise._native import SegmentView
 from rankwise.contract.failure_kinds import ERROR
+from rankwise.system import proc
 from rankwise.system.words import signal_name
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -204,6 +206,18 @@ def leftovers(ranks: Sequence[RankProcess]) -> bool:
             pass  # none of them is a child of this process
         left = rank.signal_group(0) or left
     return left
+
+
+def kill_strays(secret: str) -> None:
+    """Kill what has left the groups of this process's ranks, as a daemon does with os.setsid, but has their variables.
+
+    secret: the ranks' RANKWISE_SECRET, which the ranks of other nodes on this host have too.
+    """
+    marks = {"RANKWISE_SECRET": secret, "RANKWISE_LAUNCHER_PID": str(os.getpid())}.items()
+    for pid in proc.pids():
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
+            if marks <= proc.environment(pid).items():
+                os.kill(pid, signal.SIGKILL)
 
 
 # Reads process ids, one per line, until end-of-file: when the launcher has ended, and so has every rank that had not

@@ -53,8 +53,8 @@ def spawn(
 
     When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the traceback on that
     rank. Of several errors the first is raised that does not merely report the loss of another rank. No process is left
-    running, but for those that have left their rank's process group, as a daemon does with os.setsid:
-    `rankwise run` ends these too, because it may adopt the orphans of its ranks, and this process may not.
+    running that the ranks have started, also none that has a session of its own, as a daemon has, unless it was started
+    without its rank's environment variables.
 
     Args:
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300. It does not

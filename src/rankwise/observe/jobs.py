@@ -159,9 +159,8 @@ def _cpus(pid: int | None) -> str:
 def running_jobs() -> list[RunningJob]:
     """The jobs whose segments this user may open, the oldest first."""
     found: dict[int, RunningJob] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            _add_segments(int(entry), found)
+    for pid in proc.pids():
+        _add_segments(pid, found)
     jobs = list(found.values())
     named: dict[object, RunningJob] = {}
     for job in sorted((job for job in jobs if not _is_part(job, jobs)), key=lambda job: job.view.started):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 STATE, PARENT, CPU_TIMES, START_TIME = 0, 1, slice(11, 13), 19
 """Positions in `stat`. The CPU times are the user's and the system's, in clock ticks."""
+
+
+def pids() -> list[int]:
+    """All processes that this user may see."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
 def stat(pid: int) -> list[str]:

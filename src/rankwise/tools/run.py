@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from rankwise._native import adopt_orphans
@@ -545,12 +545,8 @@ def _children() -> set[int]:
     except ChildProcessError:  # there are no children, as is usual, so /proc need not be searched
         return set()
     found = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                parent = proc.stat(int(entry))[proc.PARENT]
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has ended meanwhile, or is another user's (hidepid)
-            if int(parent) == os.getpid():
-                found.add(int(entry))
+    for pid in proc.pids():
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
+            if int(proc.stat(pid)[proc.PARENT]) == os.getpid():
+                found.add(pid)
     return found
