@@ -202,10 +202,10 @@ nb::list contents(const std::vector<ObjectBlock>& blocks) {
     return found;
 }
 
-// The objects of all ranks. found: each one encoded, or, if it is long, its length; rest(found) completes what is long
+// The objects of all ranks. found: each one encoded, or, if it is long, its length; rest(first) completes what is long
 // or more than the constructor allows.
 template <class Rest>
-nb::object objects_in(const Comm& c, const nb::list& found, nb::handle constructor, const Rest& rest) {
+nb::object objects_in(Comm& c, const nb::list& found, nb::handle constructor, const Rest& rest) {
     nb::list objects;
     const bool all_here =
         std::all_of(found.begin(), found.end(), [](nb::handle each) { return nb::isinstance<nb::bytes>(each); });
@@ -214,7 +214,31 @@ nb::object objects_in(const Comm& c, const nb::list& found, nb::handle construct
         if (object.is(not_implemented())) break;
         objects.append(object);
     }
-    return objects.size() == found.size() ? nb::object(objects) : rest(found);
+    return objects.size() == found.size() ? nb::object(objects) : completed(c, found, rest);
+}
+
+// What the first of several calls has brought, for the Python code that makes the others.
+struct FirstStep {
+    nb::object take() {
+        taken = true;
+        return found;
+    }
+    nb::object found;
+    bool taken = false;
+};
+
+// rest(first) makes the other calls, and takes what `first` has within Group's `_whole`. If it ends before that, by the
+// exception of a signal handler, the other ranks must not wait for those calls.
+template <class Rest>
+nb::object completed(Comm& c, nb::object found, const Rest& rest) {
+    const nb::object first = nb::cast(FirstStep{std::move(found)});
+    try {
+        return rest(first);
+    } catch (const nb::python_error&) {
+        if (!nb::cast<FirstStep&>(first).taken)
+            without_gil([&] { c.abort("it was interrupted between the calls of one operation"); });
+        throw;
+    }
 }
 
 // Encodes what this rank sends, makes the first of several calls, and then `rest` with the others; no other call comes
@@ -231,9 +255,9 @@ nb::object in_one_call(Comm& c, const Encode& encode, const First& first, const 
 }
 
 // Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
-// than the constructor allows (see load_allowed), or long, rest(root, codec, found, sent) completes the operation, with
-// no other call in between. found: the encoded object, or its length if it is longer than a block; of a gather or an
-// exchange, a list of these. sent: what this rank sends, in parts (group/object_block.py).
+// than the constructor allows (see load_allowed), or long, rest(root, codec, first, sent) completes the operation, with
+// no other call in between. first() returns the encoded object, or its length if it is longer than a block; of a gather
+// or an exchange, a list of these. sent: what this rank sends, in parts (group/object_block.py).
 
 nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, nb::handle codec, nb::handle constructor,
                                   nb::handle rest) {
@@ -254,7 +278,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
         [&] {
             nb::object found = sends ? nb::none() : block.load(constructor, false);
             if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
-                found = rest(src, codec, block.get(), sent);
+                found = completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
             return sends ? nb::borrow(object) : found;
         });
 }
@@ -309,7 +333,7 @@ nb::object gather_object_at(Comm& c, nb::handle object, nb::handle to, nb::handl
         nb::list found;
         for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered->take(size_t(rank)));
         return objects_in(c, found, constructor,
-                          [&](const nb::list& all) { return rest(dst, codec, all, mine->list); });
+                          [&](nb::handle step) { return rest(dst, codec, step, mine->list); });
     });
 }
 
@@ -340,7 +364,7 @@ nb::object gather_object_plain(Comm& c, nb::handle object, nb::handle to, nb::ha
     };
     return in_one_call(c, encoding, first, [&] {
         return objects_in(c, contents(blocks), constructor,
-                          [&](const nb::list& found) { return rest(to, codec, found, sent); });
+                          [&](nb::handle step) { return rest(to, codec, step, sent); });
     });
 }
 
@@ -371,7 +395,7 @@ nb::object exchange_objects_plain(Comm& c, const nb::list& objects, nb::handle c
                     found[from] =
                         nb::bytes(in.data() + from * longest, size_t(std::min(received[from].bytes, longest)));
             }
-            return objects_in(c, found, constructor, [&](const nb::list& all) { return rest(codec, all, sent); });
+            return objects_in(c, found, constructor, [&](nb::handle step) { return rest(codec, step, sent); });
         });
 }
 
@@ -391,7 +415,8 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     };
     return in_one_call(c, encoding, first, [&] {
         nb::object found = block.load(constructor, src == c.rank());
-        return found.is(not_implemented()) ? rest(src, codec, block.get(), sent) : found;
+        if (!found.is(not_implemented())) return found;
+        return completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
     });
 }
 
@@ -406,6 +431,7 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
     nb::class_<ReceivedBytes>(m, "ReceivedBytes", nb::type_slots(received_bytes_slots),
                               "A received message: writable bytes, by the buffer protocol.")
         .def("__len__", &ReceivedBytes::bytes);
+    nb::class_<FirstStep>(m, "FirstStep").def("__call__", &FirstStep::take);
     comm.def("gather_encoded", &gather_encoded, nb::arg("parts"), nb::arg("dst"))
         .def("send_object_plain", &send_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none(), nb::arg("encode"))

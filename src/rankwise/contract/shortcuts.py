@@ -278,9 +278,9 @@ class Shortcuts:
 
     It returns NotImplemented, with nothing done, if it does not support the case. codec.encode(obj) returns the parts
     of an object that has other than basic types. If an object does not fit into a block, or load_allowed(block,
-    constructor) does not load it, rest(src, codec, found, sent) completes the operation in the same call. It returns
-    the object, but None on src, where the result is obj. found: the encoded object, or its length if the longest does
-    not fit; sent: what this rank sends, in parts. The other three work likewise, except that `found` is a list with an
+    constructor) does not load it, rest(src, codec, first, sent) completes the operation in the same call. It returns
+    the object, but None on src, where the result is obj. first(): the encoded object, or its length if the longest does
+    not fit; sent: what this rank sends, in parts. The other three work likewise, except that first() is a list with an
     item for each rank in gather_object_plain and exchange_objects_plain, and `sent` is a list of such parts in
     scatter_object_plain and exchange_objects_plain, and that rest returns the result on every rank.
     """
@@ -293,5 +293,5 @@ class Shortcuts:
 
     exchange_objects_plain: Callable[..., Any] | None = None
     """exchange_objects_plain(objs, codec, constructor, rest): send objs[i] to rank i, and return a list by rank of
-    what has come. It supports every list; rest(codec, found, sent).
+    what has come. It supports every list; rest(codec, first, sent).
     """

@@ -17,8 +17,7 @@ from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
 from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
 
-T = TypeVar("T")
-First: TypeAlias = "T | Callable[[], T]"
+First: TypeAlias = Callable[[], Any]
 
 
 class ObjectCollectives(GroupBase):
@@ -74,13 +73,13 @@ class ObjectCollectives(GroupBase):
             codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _broadcast_rest(self, src: int, codec: Codec, first: First[bytes | int], mine: Parts | None) -> Any:
+    def _broadcast_rest(self, src: int, codec: Codec, first: First, mine: Parts | None) -> Any:
         """The second step, which is needed if the object is longer than a block. Returns the object, but not on src.
 
-        first: makes the first step, or, here and below, is what that has returned.
+        first: makes the first step, or, here and below, has made it; returns what that has brought.
         """
         with self._whole:
-            block: Any = first() if callable(first) else first
+            block = first()
             if isinstance(block, int):
                 size, block = block, np.empty(block, np.uint8) if mine is None else assemble(mine)
                 self._collectives.broadcast(address(block), size, DType.U8, src)
@@ -131,13 +130,11 @@ class ObjectCollectives(GroupBase):
             codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _gather_rest(
-        self, dst: int | None, codec: Codec, first: First[list[Any] | None], mine: Parts
-    ) -> list[Any] | None:
+    def _gather_rest(self, dst: int | None, codec: Codec, first: First, mine: Parts) -> list[Any] | None:
         """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
         here = dst is None or dst == self.rank
         with self._whole:
-            found = (first() if callable(first) else first) or []
+            found = first() or []
             if int in map(type, found):
                 counts = _long(found)
                 block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
@@ -164,10 +161,10 @@ class ObjectCollectives(GroupBase):
 
         return self.comm.call(body)
 
-    def _exchange_rest(self, codec: Codec, first: First[list[Any]], sent: Sequence[Parts]) -> list[Any]:
+    def _exchange_rest(self, codec: Codec, first: First, sent: Sequence[Parts]) -> list[Any]:
         """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
         with self._whole:
-            found = first() if callable(first) else first
+            found = first()
             if int in map(type, found):
                 receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
                 sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
@@ -218,10 +215,10 @@ class ObjectCollectives(GroupBase):
                 codec.encode(obj)
         return self._run(body, None, async_op)
 
-    def _scatter_rest(self, src: int, codec: Codec, first: First[bytes | int], blocks: Sequence[Parts]) -> Any:
+    def _scatter_rest(self, src: int, codec: Codec, first: First, blocks: Sequence[Parts]) -> Any:
         """The second step, which is needed if one of the objects is longer than a block."""
         with self._whole:
-            block: Any = first() if callable(first) else first
+            block = first()
             if isinstance(block, int):
                 mine = [length_of(each) for each in blocks] or [0] * self.world_size
                 lengths = self._broadcast_ints(np.array(mine), src).tolist()
