@@ -204,8 +204,7 @@ nb::list contents(const std::vector<ObjectBlock>& blocks) {
 
 // The objects of all ranks. found: each one encoded, or, if it is long, its length; rest(first) completes what is long
 // or more than the constructor allows.
-template <class Rest>
-nb::object objects_in(Comm& c, const nb::list& found, nb::handle constructor, const Rest& rest) {
+template <class Rest> nb::object objects_in(Comm& c, const nb::list& found, nb::handle constructor, const Rest& rest) {
     nb::list objects;
     const bool all_here =
         std::all_of(found.begin(), found.end(), [](nb::handle each) { return nb::isinstance<nb::bytes>(each); });
@@ -229,8 +228,7 @@ struct FirstStep {
 
 // rest(first) makes the other calls, and takes what `first` has within Group's `_whole`. If it ends before that, by the
 // exception of a signal handler, the other ranks must not wait for those calls.
-template <class Rest>
-nb::object completed(Comm& c, nb::object found, const Rest& rest) {
+template <class Rest> nb::object completed(Comm& c, nb::object found, const Rest& rest) {
     const nb::object first = nb::cast(FirstStep{std::move(found)});
     try {
         return rest(first);
@@ -332,8 +330,7 @@ nb::object gather_object_at(Comm& c, nb::handle object, nb::handle to, nb::handl
         if (dst != c.rank()) return nb::none();
         nb::list found;
         for (int rank = 0; rank < c.world_size(); ++rank) found.append(gathered->take(size_t(rank)));
-        return objects_in(c, found, constructor,
-                          [&](nb::handle step) { return rest(dst, codec, step, mine->list); });
+        return objects_in(c, found, constructor, [&](nb::handle step) { return rest(dst, codec, step, mine->list); });
     });
 }
 
