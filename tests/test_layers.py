@@ -74,7 +74,16 @@ TOP = {"__init__.py", "__init__.pyi", "initialize.py", "rank_threads.py", "trace
 # reading a job's segment, measuring, ending with the launcher.
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
-    "group": {"HostEvents", "HostStream", "Words", "available_memory", "check_plain", "is_basic", "load_allowed"},
+    "group": {
+        "HostEvents",
+        "HostStream",
+        "LockSteps",
+        "Words",
+        "available_memory",
+        "check_plain",
+        "is_basic",
+        "load_allowed",
+    },
     "launch": {"Operation", "Segment", "SegmentView", "end_with", "thresholds", "usable_cores"},
     "observe": {
         "Operation",

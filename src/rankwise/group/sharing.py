@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Sequence
 from math import prod
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import Words, available_memory
+from rankwise._native import LockSteps, Words, available_memory
 from rankwise.arrays.base import bytes_of
 from rankwise.arrays.buffers import dtype_argument, shape_argument, source
 from rankwise.arrays.dtypes import DTYPES
@@ -20,7 +18,7 @@ from rankwise.arrays.numpy import NUMPY, address
 from rankwise.arrays.torch import TORCH
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
@@ -110,9 +108,7 @@ class Lock:
 
     def __init__(self, words: SharedWords, comm: Communicator) -> None:
         self._words, self._comm = words, comm
-        self._marks = itertools.count(comm.rank + 1, comm.world_size)  # each acquisition's differs from all others'
-        self._mark = 0
-        self._pid = os.getpid()
+        self._steps = LockSteps(words, comm.rank, comm.world_size)
         self.abandoned_by: int | None = None
 
     def acquire(self, timeout: float | None = None) -> None:
@@ -130,15 +126,13 @@ class Lock:
             >>> lock.acquire(timeout=5)
             >>> lock.release()
         """
-        self._check_process()
-        limit = self._comm.timeout if timeout is None else check_wait(timeout)
-        mine = next(self._marks)
-        if self._words.swap_if(_HOLDER, 0, mine):
-            self._mark, self.abandoned_by = mine, None
+        limit = None if timeout is None else check_wait(timeout)
+        if self._steps.take():
+            self.abandoned_by = None
             return
         self._words.add(_SLEEPERS, 1)
         try:
-            self._mark, self.abandoned_by = mine, self._wait(mine, limit)
+            self.abandoned_by = self._wait(self._comm.timeout if limit is None else limit)
         finally:
             self._words.add(_SLEEPERS, -1)
         if self.abandoned_by is not None:
@@ -164,11 +158,8 @@ class Lock:
             ...     print(error)
             release: this rank does not hold the lock
         """
-        self._check_process()
-        if not (self._mark and self._words.swap_if(_HOLDER, self._mark, 0)):  # 0: never acquired
+        if not self._steps.give_back():
             raise RuntimeError("release: this rank does not hold the lock")
-        if self._words.add(_SLEEPERS, 0):
-            self._words.wake(_HOLDER)
 
     def __enter__(self) -> Lock:
         self.acquire()
@@ -179,24 +170,20 @@ class Lock:
     ) -> None:
         self.release()
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError("this lock belongs to the parent of this forked process; a forked child is not a rank")
-
-    def _wait(self, mine: int, limit: float) -> int | None:
+    def _wait(self, limit: float) -> int | None:
         """Returns the rank that died while it held the lock, or None."""
         end, check = time.monotonic() + limit, time.monotonic() + _CHECK
         while True:
             holder = self._words.add(_HOLDER, 0)
             if not holder:
-                if self._words.swap_if(_HOLDER, 0, mine):
+                if self._steps.take():
                     return None
                 continue
             rank = (holder - 1) % self._comm.world_size
             now = time.monotonic()
             if now >= check:
                 check = now + _CHECK
-                if rank in self._lost() and self._words.swap_if(_HOLDER, holder, mine):
+                if rank in self._lost() and self._steps.take(holder):
                     return rank
             if now >= end:
                 text = f"the lock was not free within {limit:.3g} s: rank {rank} holds it"
