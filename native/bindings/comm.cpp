@@ -155,7 +155,8 @@ void bind_comm(nb::module_& m) {
         .def_prop_ro("address", [](const rankwise_comm_s& handle) { return Address(&handle); });
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
     comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
-        .def("shared_block", &Comm::shared_block, nb::arg("bytes"), nb::arg("ticket").none() = nb::none())
+        .def("shared_block", &Comm::shared_block, nb::arg("bytes"), nb::arg("ticket").none() = nb::none(),
+             nb::arg("filled") = false)
         .def(
             "in_segment", [](const Comm& c, Address ptr, size_t bytes) { return c.in_segment(pointer(ptr), bytes); },
             nb::arg("ptr"), nb::arg("bytes"))

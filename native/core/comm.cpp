@@ -227,9 +227,10 @@ std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
     return std::make_shared<Registered>(buffers_, bytes, zeroed);
 }
 
-std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket) {
+std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket,
+                                                bool filled) {
     check_open();
-    return std::make_shared<SharedBlock>(buffers_, Member{members_[size_t(rank())], process_}, bytes, ticket);
+    return std::make_shared<SharedBlock>(buffers_, Member{members_[size_t(rank())], process_}, bytes, ticket, filled);
 }
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {

@@ -54,8 +54,10 @@ public:
 
     // Registered memory, which collectives access in place. Throws OutOfMemory.
     std::shared_ptr<Registered> allocate(size_t bytes, bool zeroed = true);
-    // A block that this rank makes, or takes with the ticket of the rank that has made it (shared_block.hpp).
-    std::shared_ptr<SharedBlock> shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket = {});
+    // A block that this rank makes, or takes with the ticket of the rank that has made it (shared_block.hpp). filled:
+    // a rank writes all of it to the segment's file before anybody uses it; until then it has no memory.
+    std::shared_ptr<SharedBlock> shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket = {},
+                                              bool filled = false);
     const std::shared_ptr<BufferCache>& buffers() const { return buffers_; }
     // Whether `bytes` from `p` on lie in the segment.
     bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }

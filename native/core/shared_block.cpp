@@ -44,8 +44,8 @@ Held free_if_unheld(const Segment& segment, uint64_t offset) {
 }  // namespace
 
 SharedBlock::SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes,
-                         const std::optional<Ticket>& ticket)
-    : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made()) {
+                         const std::optional<Ticket>& ticket, bool filled)
+    : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made(filled)) {
     if (ticket && !take()) throw Error("the shared memory was freed before this rank could take it");
 }
 
@@ -65,8 +65,8 @@ uint64_t SharedBlock::offset() const { return ticket_.first + header_bytes(segme
 
 uint32_t SharedBlock::own_word() const { return segment().heap().has_owner() ? holder_.process + 1 : kThread; }
 
-SharedBlock::Ticket SharedBlock::made() const {
-    const uint64_t offset = buffers_->reserve(whole_bytes());
+SharedBlock::Ticket SharedBlock::made(bool filled) const {
+    const uint64_t offset = buffers_->reserve(whole_bytes(), filled ? header_bytes(segment()) : whole_bytes());
     SharedHeader& header = *segment().at<SharedHeader>(offset);
     // A block that is later in the same place has another number, because it has been made later.
     header.number = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());

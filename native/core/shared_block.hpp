@@ -19,9 +19,10 @@ class SharedBlock {
 public:
     using Ticket = std::pair<uint64_t, uint64_t>;  // the block's offset in the segment, and its number
 
-    // Makes a block, zeroed, or takes the one of this ticket, which has so many bytes too. Throws OutOfMemory, and
-    // Error if the others have let go of the block.
-    SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes, const std::optional<Ticket>& ticket);
+    // Makes a block, zeroed, or takes the one of this ticket, which has so many bytes too. filled: see
+    // Comm::shared_block. Throws OutOfMemory, and Error if the others have let go of the block.
+    SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes, const std::optional<Ticket>& ticket,
+                bool filled = false);
     ~SharedBlock();
     SharedBlock(const SharedBlock&) = delete;
     const Ticket& ticket() const { return ticket_; }
@@ -33,7 +34,7 @@ private:
     Segment& segment() const { return buffers_->segment(); }
     uint32_t own_word() const;
     size_t whole_bytes() const;
-    Ticket made() const;
+    Ticket made(bool filled) const;
     bool take() const;
 
     const std::shared_ptr<BufferCache> buffers_;

@@ -1,5 +1,6 @@
 // Tests that a block that several ranks hold is freed once, by the last one that lets go of it, whoever dies meanwhile.
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -206,6 +207,26 @@ void no_room() {
     });
 }
 
+// A block that a rank will fill takes its pages only then.
+void it_is_filled_by_write() {
+    ranks::run(1, [](Comm& c) {
+        constexpr size_t kLarge = 8 << 20;
+        const int fd = c.segment()->fd();
+        const auto pages = [fd] {
+            struct stat info;
+            CHECK_EQ(fstat(fd, &info), 0);
+            return size_t(info.st_blocks) * 512;
+        };
+        const size_t before = pages();
+        const auto block = c.shared_block(kLarge, {}, true);
+        CHECK(pages() < before + kLarge / 2);
+        const std::vector<uint8_t> content(kLarge, 7);
+        CHECK_EQ(pwrite(fd, content.data(), kLarge, off_t(block->offset())), ssize_t(kLarge));
+        CHECK(pages() >= before + kLarge);
+        CHECK(std::equal(content.begin(), content.end(), block->data()));
+    });
+}
+
 // Collectives work on it in place, also after other ranks have let go of it, and it outlives the group.
 void it_is_registered() {
     Settings settings;
@@ -257,6 +278,7 @@ int main() {
     a_thread_that_ends_holds_it();
     ranks_let_go_at_once(unsigned(time(nullptr)));
     no_room();
+    it_is_filled_by_write();
     it_is_registered();
     return check::result();
 }

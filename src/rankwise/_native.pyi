@@ -120,7 +120,7 @@ class Comm(Shortcuts):
     def allocate(self, bytes: int, zeroed: bool = True) -> Registered:
         """Memory of the segment, on which collectives work in place. MemoryError has the sizes."""
 
-    def shared_block(self, bytes: int, ticket: tuple[int, int] | None = None) -> SharedBlock: ...
+    def shared_block(self, bytes: int, ticket: tuple[int, int] | None = None, filled: bool = False) -> SharedBlock: ...
     def in_segment(self, ptr: int, bytes: int) -> bool:
         """Whether these bytes are in the segment."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -109,6 +110,23 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.shared_zeros(2).tolist() == [0, 0]
 
     run_ranks(ranks, 2, backend="threads")
+
+
+@pytest.mark.parametrize("memory", ["shm", "files"])
+def test_no_room_for_the_content(memory: str) -> None:
+    def ranks(group: Group) -> None:
+        x = np.arange(3.0) if group.rank == 1 else None
+        refused = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with (
+            mock.patch.object(os, "pwrite", side_effect=refused),
+            pytest.raises(MemoryError, match=r"rank 1 could not write its array into shared memory: .* No space left"),
+        ):
+            group.share(x, 1)
+        with mock.patch.object(os, "pwrite", side_effect=lambda fd, left, at: written(fd, left[:5], at)):
+            assert group.share(x, 1).tolist() == [0, 1, 2]
+
+    written = os.pwrite
+    run_over(memory, 2, ranks)
 
 
 @pytest.mark.parametrize("files", [False, True])

@@ -31,14 +31,14 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
             return offset;
         }
     }
-    const uint64_t offset = reserve(wanted);
+    const uint64_t offset = reserve(wanted, wanted);
     segment_->heap().publish(offset, BlockKind::Buffer);
     return offset;
 }
 
-uint64_t BufferCache::reserve(size_t bytes) {
+uint64_t BufferCache::reserve(size_t bytes, size_t committed) {
     try {
-        return segment_->heap().reserve(bytes, bytes);
+        return segment_->heap().reserve(bytes, committed);
     } catch (const OutOfMemory&) {
         if (fork_.is_child()) throw;
         std::unique_lock lock(mutex_);
@@ -47,7 +47,7 @@ uint64_t BufferCache::reserve(size_t bytes) {
         if (unused.empty()) throw;
         release(unused);
     }
-    return segment_->heap().reserve(bytes, bytes);
+    return segment_->heap().reserve(bytes, committed);
 }
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {

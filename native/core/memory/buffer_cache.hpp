@@ -23,7 +23,7 @@ public:
     // A buffer of at least `bytes` from a page's beginning; its offset. Throws OutOfMemory.
     uint64_t take(size_t bytes, bool zeroed);
     // Heap::reserve, which releases what is kept if there is no room. Throws OutOfMemory.
-    uint64_t reserve(size_t bytes);
+    uint64_t reserve(size_t bytes, size_t committed);
     // bytes: as it was taken with.
     void give_back(uint64_t offset, size_t bytes);
     // Each communicator joins, and leaves when it is closed. When all have left nothing is kept any more.

@@ -355,7 +355,7 @@ class Communicator(Collectives, Closeable):
         """
         return None
 
-    def host_memory(self, nbytes: int, ticket: Any = None) -> HostMemory | None:
+    def host_memory(self, nbytes: int, ticket: Any = None, filled: bool = False) -> HostMemory | None:
         """New zeroed memory that all ranks share, and on which their operations work in place.
 
         Only groups whose ranks are on one host call this. One rank makes the memory; the others take it, each once.
@@ -363,6 +363,7 @@ class Communicator(Collectives, Closeable):
         Args:
             nbytes: at least 1, the same on every rank.
             ticket: of the memory that another rank has made; None makes it.
+            filled: whether a rank fills all of it before any views it; then it takes its pages only as it is filled.
 
         Returns:
             None if the backend has no such memory; the array level then shares a file.

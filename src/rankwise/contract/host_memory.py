@@ -15,6 +15,9 @@ class HostMemory(Protocol):
     def hand_out(self, ranks: int, deadline: float) -> None:
         """Return when so many ranks that know the ticket have taken it; OSError at the deadline (time.monotonic)."""
 
+    def fill(self, content: Any) -> None:
+        """Copy an array of bytes to the memory's beginning, which nobody has viewed; OSError if there is no room."""
+
     def view(self, *, writable: bool, own_writes: bool = False) -> Any:
         """A buffer over it, which keeps it.
 

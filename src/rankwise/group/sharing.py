@@ -30,6 +30,7 @@ from rankwise.system.once import once
 
 _CHECK = 0.1  # seconds between two checks, by a rank that waits for a lock, whether its holder is alive
 _HOLDER, _SLEEPERS = 0, 1  # the words of a lock
+_NO_TROUBLE = ("", "")  # what kind it is, and the error's text
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -280,19 +281,22 @@ class Sharing(GroupBase):
         code, shape, of_torch = self._objects.broadcast_object(about, src)
         dtype, kind = DTYPES[code], TORCH if of_torch else NUMPY
         size = prod(shape) * dtype.itemsize
-        memory = self._host_memory(size, "share")
+        hosts = self._hosts
+        memory = self._host_memory(size, "share", filled=hosts.of[self.rank] == hosts.of[src])
         try:
-            hosts = self._hosts
-            if given is not None or hosts.between is not None:
-                whole = _bytes(memory, size, writable=True)
+            trouble = _NO_TROUBLE
             if given is not None:
                 self._pack(given)
-                whole[:] = bytes_of(given)
+                try:
+                    memory.fill(bytes_of(given))
+                except OSError as error:
+                    trouble = "memory", f"share: rank {src} could not write its array into shared memory: {error}"
+            self._agree(trouble)
             if hosts.number > 1:
-                hosts.local.comm.barrier_without_sync()
                 if hosts.between is not None and size:
+                    whole = _bytes(memory, size, writable=True)
                     hosts.between.broadcast(address(whole), size, DType.U8, hosts.of[src])
-            self._barrier()
+                self._barrier()
             return kind.over(_bytes(memory, size, writable=False, own_writes=of_torch), tuple(shape), dtype)
         finally:
             memory.close()
@@ -383,38 +387,42 @@ class Sharing(GroupBase):
         finally:
             memory.close()
 
-    def _host_memory(self, size: int, operation: str) -> HostMemory:
+    def _host_memory(self, size: int, operation: str, filled: bool = False) -> HostMemory:
         """New zeroed memory of this host, at least one byte. Every rank closes its own.
 
-        Collective; if one rank cannot have it, every rank raises the error.
+        Collective; if one rank cannot have it, every rank raises the error. filled: see Communicator.host_memory.
         """
         from rankwise.system.host_memory import HostFile  # few programs need sockets
 
-        local, memory, trouble = self._hosts.local, None, ("", "")
+        local, memory, trouble = self._hosts.local, None, _NO_TROUBLE
         end, room = time.monotonic() + self.comm.timeout, max(1, size)
         try:
-            if local.rank == 0:
-                memory, trouble = _created(local.comm, room, operation)
-                local.broadcast_object(memory and memory.ticket)
-                if memory is not None:
-                    memory.hand_out(local.world_size - 1, end)
-            elif ticket := local.broadcast_object():
-                memory = local.comm.host_memory(room, ticket) or HostFile.take(ticket, room, end)
-        except OSError as error:
-            trouble = "sharing", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
+            try:
+                if local.rank == 0:
+                    memory, trouble = _created(local.comm, room, operation, filled)
+                    local.broadcast_object(memory and memory.ticket)
+                    if memory is not None:
+                        memory.hand_out(local.world_size - 1, end)
+                elif ticket := local.broadcast_object():
+                    memory = local.comm.host_memory(room, ticket) or HostFile.take(ticket, room, end)
+            except OSError as error:
+                trouble = "sharing", f"{operation}: rank {self.rank} could not share memory with its host: {error}"
+            self._agree(trouble)
         except BaseException:
-            _close(memory)
+            if memory is not None:
+                memory.close()
             raise
-        troubles = self._objects.all_gather_object(trouble)
-        for kind, text in troubles:
-            if kind:
-                _close(memory)
-                raise MemoryError(text) if kind == "memory" else RankwiseError(text)
         assert memory is not None
         return memory
 
+    def _agree(self, trouble: tuple[str, str]) -> None:
+        """Raise the error on every rank if a rank has trouble. No rank goes on before all have called this."""
+        for kind, text in self._objects.all_gather_object(trouble):
+            if kind:
+                raise MemoryError(text) if kind == "memory" else RankwiseError(text)
 
-def _created(comm: Communicator, size: int, operation: str) -> tuple[HostMemory | None, tuple[str, str]]:
+
+def _created(comm: Communicator, size: int, operation: str, filled: bool) -> tuple[HostMemory | None, tuple[str, str]]:
     """New memory and no trouble, or None and what is wrong."""
     from rankwise.system.host_memory import HostFile
     from rankwise.system.shared_pages import no_room
@@ -423,7 +431,8 @@ def _created(comm: Communicator, size: int, operation: str) -> tuple[HostMemory 
     try:
         if size > available:
             raise MemoryError(no_room(size, available, operation))
-        return comm.host_memory(size) or HostFile.create(size, available, operation), ("", "")
+        memory = comm.host_memory(size, filled=filled) or HostFile.create(size, available, operation, filled)
+        return memory, _NO_TROUBLE
     except MemoryError as error:
         return None, ("memory", str(error))
     except OSError as error:
@@ -433,8 +442,3 @@ def _created(comm: Communicator, size: int, operation: str) -> tuple[HostMemory 
 def _bytes(memory: HostMemory, size: int, *, writable: bool, own_writes: bool = False) -> Bytes:
     """The first `size` bytes of the memory."""
     return np.frombuffer(memory.view(writable=writable, own_writes=own_writes), np.uint8, size)
-
-
-def _close(memory: HostMemory | None) -> None:
-    if memory is not None:
-        memory.close()

@@ -14,9 +14,10 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from typing import Any
 
 from rankwise.system.settings import Settings
-from rankwise.system.shared_pages import take_pages
+from rankwise.system.shared_pages import take_pages, write_pages
 
 _SECRET = 32  # bytes
 _ACCEPT = b"\1"
@@ -30,11 +31,17 @@ class HostFile:
         self._fd, self._size, self._server = fd, size, server
 
     @classmethod
-    def create(cls, size: int, available: int, user: str) -> HostFile:
-        """New zeroed memory. Raises MemoryError as take_pages does; OSError: there is no descriptor."""
+    def create(cls, size: int, available: int, user: str, filled: bool = False) -> HostFile:
+        """New zeroed memory. Raises MemoryError as take_pages does; OSError: there is no descriptor.
+
+        filled: see Communicator.host_memory.
+        """
         fd = os.memfd_create("rankwise-shared", os.MFD_CLOEXEC)
         try:
-            take_pages(fd, size, available, user)
+            if filled:
+                os.ftruncate(fd, size)
+            else:
+                take_pages(fd, size, available, user)
             return cls(fd, size, DescriptorServer(fd))
         except BaseException:
             os.close(fd)
@@ -53,6 +60,9 @@ class HostFile:
     def hand_out(self, ranks: int, deadline: float) -> None:
         assert self._server is not None
         self._server.serve(ranks, deadline)
+
+    def fill(self, content: Any) -> None:
+        write_pages(self._fd, 0, content)
 
     def view(self, *, writable: bool, own_writes: bool = False) -> mmap.mmap:
         if own_writes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 def take_pages(fd: int, size: int, available: int, user: str) -> None:
@@ -22,6 +23,14 @@ def take_pages(fd: int, size: int, available: int, user: str) -> None:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         raise MemoryError(f"{no_room(size, available, user)}: {error.strerror}") from error
+
+
+def write_pages(fd: int, offset: int, content: Any) -> None:
+    """Write an array of bytes into the file; what has no pages takes them, not zeroed first as by take_pages."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def no_room(size: int, available: int, user: str) -> str:

@@ -25,6 +25,7 @@ from rankwise.contract.work import Work, adopt
 from rankwise.system import tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
+from rankwise.system.shared_pages import write_pages
 
 T = TypeVar("T")
 
@@ -184,8 +185,8 @@ class EngineCommunicator(OpenCommunicator):
     def take_part(self, part: int) -> EngineCommunicator:
         return EngineCommunicator(self._comm.take_part(part), self.backend)
 
-    def host_memory(self, nbytes: int, ticket: Any = None) -> HostBlock:
-        return HostBlock(self._comm.shared_block(nbytes, ticket), nbytes, self._comm.segment.fd)
+    def host_memory(self, nbytes: int, ticket: Any = None, filled: bool = False) -> HostBlock:
+        return HostBlock(self._comm.shared_block(nbytes, ticket, filled), nbytes, self._comm.segment.fd)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
@@ -301,6 +302,9 @@ class HostBlock:
 
     def hand_out(self, ranks: int, deadline: float) -> None:
         """Nothing to do: every rank has mapped the segment."""
+
+    def fill(self, content: Any) -> None:
+        write_pages(self._fd, self._block.offset, content)
 
     def view(self, *, writable: bool, own_writes: bool = False) -> Any:
         if own_writes:
