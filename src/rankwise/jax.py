@@ -18,7 +18,7 @@ group is by default that of all ranks. docs/how-to/compiled.md says more.
 
 from __future__ import annotations
 
-from rankwise.frontends.jax.operations import (
+from rankwise.frontends.jax.calls import (
     all_gather,
     all_reduce,
     all_to_all,

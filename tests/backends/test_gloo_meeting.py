@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from rankwise.backends.composed.opening import packed, unpacked
-from rankwise.backends.gloo.meeting import _known, gather
-from rankwise.backends.gloo.roster import Roster, lengthened, shortened
+from rankwise.backends.gloo.meeting import Roster, _known, gather, lengthened, shortened
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 

@@ -18,8 +18,7 @@ import pytest
 
 from rankwise.system.tuning_file import Measured, TuningFile, cpu_name, save
 from rankwise.tools.doctor import command
-from rankwise.tools.doctor.facts import FACTS, _why_not, facts, meeting_place
-from rankwise.tools.doctor.trials import FOR, Trial, trials
+from rankwise.tools.doctor.facts import FACTS, FOR, Trial, _why_not, facts, meeting_place, trials
 from seccomp import NUMBERS
 
 TRIED = [
@@ -156,7 +155,7 @@ def test_no_trial_outlives_a_stopped_command(monkeypatch: pytest.MonkeyPatch, si
         started.append(trial)
         return trial
 
-    monkeypatch.setattr("rankwise.tools.doctor.trials._start", start)
+    monkeypatch.setattr("rankwise.tools.doctor.facts._start", start)
     monkeypatch.setattr(command, "facts", list)
     if signum == signal.SIGINT:
         assert command.main([]) == 128 + signum

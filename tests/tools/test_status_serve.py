@@ -21,8 +21,8 @@ from chromium import ABSENT, CHROMIUM, shown
 from in_process import rankwise
 from rankwise import _native
 from rankwise.observe.jobs import jobs_of, running_jobs
-from rankwise.tools.status.numbers import as_prometheus
 from rankwise.tools.status.serve import Server, token_of
+from rankwise.tools.status.table import as_prometheus
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 TOKEN = "t" * 20

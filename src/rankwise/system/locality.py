@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from rankwise.system import proc
 from rankwise.system.settings import Settings
 
 # What two localities may differ in, and what to do about it.
@@ -76,3 +78,45 @@ def _security_label() -> str:
         return Path("/proc/self/attr/current").read_text().strip("\0\n")
     except OSError:  # there is no such security module
         return ""
+
+
+# ---- a text that identifies a process, so that another process of its host can check whether it is still alive ----
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process. host: identifies this boot and its namespace of process ids. start: when it began."""
+
+    host: str
+    pid: int
+    start: str
+
+    def text(self) -> str:
+        return f"{self.host} {self.pid} {self.start}"
+
+    @classmethod
+    def own(cls) -> ProcessIdentity:
+        pid = os.getpid()
+        return cls(_host(), pid, proc.stat(pid)[proc.START_TIME])
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity:
+        host, pid, start = text.split()
+        return cls(host, int(pid), start)
+
+    @property
+    def gone(self) -> bool:
+        """True if it was a process of this host and has ended; False if it is alive, or not visible from here."""
+        if self.host != _host():
+            return False
+        try:
+            fields = proc.stat(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except PermissionError:  # another user's (hidepid)
+            return False
+        return fields[proc.START_TIME] != self.start or fields[proc.STATE] in "ZX"
+
+
+def _host() -> str:
+    return f"{boot_id()}/{pid_namespace()}"

@@ -10,7 +10,7 @@ RUN = [sys.executable, "-m", "rankwise", "run", "-n", "2", "--mpi4py"]
 SHORT = """
 import sys, time
 from mpi4py import MPI
-from rankwise.frontends.mpi4py.waiting import Watch
+from rankwise.frontends.mpi4py.world import Watch
 from rankwise.frontends.mpi4py.world import WORLD
 from rankwise.system.settings import Settings
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rankwise.frontends.tcl.commands import COMMANDS
+from rankwise.frontends.tcl.handles import to_numpy
 from rankwise.frontends.tcl.session import Session
-from rankwise.frontends.tcl.torch_tensors import to_numpy
 from rankwise.frontends.tcl.training_commands import TRAINING
 from tcl_calls import call, error
 

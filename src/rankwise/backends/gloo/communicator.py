@@ -27,9 +27,8 @@ from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.opening import gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.group_store import Agreements, FailureRecord, GroupStore, Outcome, StoreWords, reason
-from rankwise.backends.gloo.meeting import Meeting, gather
+from rankwise.backends.gloo.meeting import Gather, Meeting, Roster, gather
 from rankwise.backends.gloo.p2p import Channel
-from rankwise.backends.gloo.roster import Gather, Roster
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
@@ -38,7 +37,7 @@ from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
-from rankwise.system.process_identity import ProcessIdentity
+from rankwise.system.locality import ProcessIdentity
 from rankwise.system.settings import Settings
 
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect

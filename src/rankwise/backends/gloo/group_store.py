@@ -19,7 +19,7 @@ from rankwise.contract.failure_kinds import LOST, TIMEOUT
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
-from rankwise.system.process_identity import ProcessIdentity
+from rankwise.system.locality import ProcessIdentity
 
 T = TypeVar("T")
 

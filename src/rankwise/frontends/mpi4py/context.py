@@ -14,7 +14,7 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
-from rankwise.frontends.mpi4py.waiting import GROUPS
+from rankwise.frontends.mpi4py.world import GROUPS
 
 TAG_UB = 2**31 - 1
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.frontends.tcl.handles import Tensor
+from rankwise.frontends.tcl.handles import Tensor, to_floating_torch, to_numpy, to_torch
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
 from rankwise.frontends.tcl.tensors import Operand, floating, shape_text
-from rankwise.frontends.tcl.torch_tensors import to_floating_torch, to_numpy, to_torch
 
 if TYPE_CHECKING:
     import torch

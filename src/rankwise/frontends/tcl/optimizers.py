@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rankwise.frontends.tcl.handles import Tensor
+from rankwise.frontends.tcl.handles import Tensor, to_numpy, to_torch
 from rankwise.frontends.tcl.models import OK, flat_gradients
 from rankwise.frontends.tcl.session import Session
-from rankwise.frontends.tcl.torch_tensors import to_numpy, to_torch
 from rankwise.frontends.tcl.worlds import Alone
 
 if TYPE_CHECKING:

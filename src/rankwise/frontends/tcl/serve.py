@@ -18,9 +18,8 @@ import time
 from typing import BinaryIO
 
 from rankwise.frontends.tcl.commands import COMMANDS
-from rankwise.frontends.tcl.interpreter import leave
+from rankwise.frontends.tcl.interpreter import definitions, leave
 from rankwise.frontends.tcl.parameters import quoted
-from rankwise.frontends.tcl.script import definitions
 from rankwise.frontends.tcl.session import Answer, Session
 
 GRACE = 1.0  # seconds that a running command may take after tclsh has ended

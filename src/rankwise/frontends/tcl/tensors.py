@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays import dtypes
-from rankwise.frontends.tcl.handles import Tensor
+from rankwise.frontends.tcl.handles import Tensor, to_numpy, to_torch
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.session import Session
-from rankwise.frontends.tcl.torch_tensors import to_numpy, to_torch
 from rankwise.frontends.tcl.value_types import DTYPES, Number
 
 Shape = tuple[int, ...]

@@ -40,14 +40,15 @@ from rankwise.contract.operations import (
     Call,
 )
 from rankwise.frontends.torch.core import UNSET, Core, a_list, with_options
-from rankwise.frontends.torch.reductions import moved, reduction
 from rankwise.frontends.torch.tensors import (
     Memory,
     check_same_type,
     copied,
     is_plain,
+    moved,
     nbytes,
     overlap,
+    reduction,
     source,
     sources,
     target,

@@ -21,8 +21,7 @@ from rankwise.contract.timeouts import check_timeout
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.collectives import TorchCollectives
 from rankwise.frontends.torch.core import UNSET, Core
-from rankwise.frontends.torch.reductions import BY_HASH, moved
-from rankwise.frontends.torch.tensors import source, target
+from rankwise.frontends.torch.tensors import BY_HASH, moved, source, target
 from rankwise.frontends.torch.work import Started
 from rankwise.group.base import nothing
 from rankwise.group.work import ArrayWork

@@ -13,8 +13,7 @@ from rankwise.contract.ranks import count_of_ranks
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
 from rankwise.tools.cli import Parser, seconds, terminated
-from rankwise.tools.doctor.facts import Fact, facts
-from rankwise.tools.doctor.trials import FOR, Trial, trials
+from rankwise.tools.doctor.facts import FOR, Fact, Trial, facts, trials
 from rankwise.tools.layout import columns, row_width
 
 DESCRIPTION = """\

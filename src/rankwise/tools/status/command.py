@@ -12,8 +12,7 @@ from rankwise.contract.stacks import in_words
 from rankwise.observe.jobs import RunningJob, jobs_of, running_jobs
 from rankwise.tools.cli import Parser, refuse, whole
 from rankwise.tools.layout import columns, one_line, row_width, width
-from rankwise.tools.status.numbers import MISSING, as_json, as_prometheus
-from rankwise.tools.status.table import AWAITED, HEAD, LAYOUT, NONE_JOINED, table
+from rankwise.tools.status.table import AWAITED, HEAD, LAYOUT, MISSING, NONE_JOINED, as_json, as_prometheus, table
 
 REFRESH = 0.25  # seconds between two updates of --watch
 

@@ -25,8 +25,7 @@ from socketserver import ThreadingTCPServer
 
 from rankwise.observe.jobs import RunningJob
 from rankwise.tools.layout import one_line
-from rankwise.tools.status.numbers import MISSING, as_json, as_prometheus
-from rankwise.tools.status.table import HEAD, NONE_JOINED, table
+from rankwise.tools.status.table import HEAD, MISSING, NONE_JOINED, as_json, as_prometheus, table
 
 HOST = "127.0.0.1"
 WIDTH = 160  # characters of the command
