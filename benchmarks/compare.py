@@ -36,11 +36,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
-from rankwise.tools.bench.command import counts, sizes, terminated
+from rankwise.tools.bench.command import counts, sizes
 from rankwise.tools.bench.rank import CASES
 from rankwise.tools.bench.report import Machine, Progress, note, number
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
+from rankwise.tools.cli import terminated
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW = "old", "new"

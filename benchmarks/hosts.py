@@ -39,10 +39,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[1:1] = [str(ROOT / "tests")]
 from multihost.network import CARD, PORT, CannotMake, Network, rank_variables  # noqa: E402 - the tests' network
 from rankwise.tools.bench import libraries  # noqa: E402
-from rankwise.tools.bench.command import sizes, terminated  # noqa: E402
+from rankwise.tools.bench.command import sizes  # noqa: E402
 from rankwise.tools.bench.rank import CASES, Case  # noqa: E402
 from rankwise.tools.bench.report import Machine, Progress, note, number, size_name  # noqa: E402
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError  # noqa: E402
+from rankwise.tools.cli import terminated  # noqa: E402
 
 RANK_PROGRAM = str(Path(__file__).with_name("hosts_rank.py"))
 ITEMS = {"float32": 4, "float16": 2}  # bytes of an element, by dtype

@@ -219,6 +219,10 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
         }
 
 
+def _advice(remedy: str) -> str:
+    return f"; {remedy}" if remedy else ""
+
+
 @public
 class UnsupportedError(RankwiseError):
     """This backend cannot do this.
@@ -232,12 +236,8 @@ class UnsupportedError(RankwiseError):
     """
 
     def __init__(self, operation: str, backend: str, why: str = "", remedy: str = "") -> None:
-        message = f"{operation} is not supported by the {backend} backend"
-        if why:
-            message += f": {why}"
-        if remedy:
-            message += f"; {remedy}"
-        super().__init__(message)
+        why_not = f": {why}" if why else ""
+        super().__init__(f"{operation} is not supported by the {backend} backend{why_not}{_advice(remedy)}")
         self.operation = operation
         self.backend = backend
         self.why = why
@@ -260,10 +260,7 @@ class BackendUnavailable(RankwiseError, ImportError):
     """
 
     def __init__(self, backend: str, missing: str, remedy: str = "") -> None:
-        message = f"backend {backend!r} is not available here: {missing}"
-        if remedy:
-            message += f"; {remedy}"
-        super().__init__(message)
+        super().__init__(f"backend {backend!r} is not available here: {missing}{_advice(remedy)}")
         self.backend = backend
         self.missing = missing
         self.remedy = remedy

@@ -263,17 +263,11 @@ class GroupStream:
 class BlockingStreamSync(StreamSyncOps):
     """For a communicator without a stream, whose `start` runs an operation at once."""
 
+    create_event, destroy_event = staticmethod(HostEvents.create), staticmethod(HostEvents.destroy)
+    record_on_stream, stream_wait_event = staticmethod(HostEvents.record), staticmethod(HostEvents.wait)
+
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-
-    def create_event(self) -> int:
-        return HostEvents.create()
-
-    def destroy_event(self, event: int) -> None:
-        HostEvents.destroy(event)
-
-    def record_on_stream(self, event: int, stream: int) -> None:
-        HostEvents.record(event, stream)
 
     def record_on_comm_stream(self, event: int) -> None:
         self.sync_comm_stream()
@@ -281,9 +275,6 @@ class BlockingStreamSync(StreamSyncOps):
 
     def comm_stream_wait_event(self, event: int) -> None:
         HostEvents.synchronize(event, self._comm.timeout)
-
-    def stream_wait_event(self, stream: int, event: int) -> None:
-        HostEvents.wait(stream, event)
 
     def sync_comm_stream(self) -> None:
         for _ in range(2):  # after everything that was started; once more, in case the group failed meanwhile

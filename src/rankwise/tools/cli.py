@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
+    Option = tuple[tuple[str, ...], dict[str, Any]]
+
 # name: (module with `main(argv) -> exit code`, imported when the command is given; what it does)
 COMMANDS = {
     "run": ("rankwise.tools.run", "run a program on N ranks, on this host or on several"),
@@ -50,13 +52,23 @@ class Help(argparse.HelpFormatter):
         return fill(text, width)
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and name the option that was probably meant."""
+def option(*names: str, **how: Any) -> Option:
+    """An argument of a Parser, as add_argument takes it."""
+    return names, how
 
-    def __init__(self, **options: Any) -> None:
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, and name the option that was probably meant.
+
+    options: its arguments, each made by `option`.
+    """
+
+    def __init__(self, *, options: Iterable[Option] = (), **about: Any) -> None:
         # Without a width argparse imports shutil to ask the terminal, and that import takes time.
         formatter = partial(Help, width=min(width(), WIDEST))
-        super().__init__(**{"formatter_class": formatter, "allow_abbrev": False, **options})
+        super().__init__(**{"formatter_class": formatter, "allow_abbrev": False, **about})
+        for names, how in options:
+            self.add_argument(*names, **how)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         for word in args or ():
@@ -102,6 +114,20 @@ def refuse(command: str, why: str, code: int = 1) -> int:
 def terminated(signum: int, frame: FrameType | None) -> NoReturn:
     """A handler by which SIGTERM ends the command as an exit does, so that nothing that it started outlives it."""
     sys.exit(128 + signum)
+
+
+def until_stopped(
+    command: str, run: Callable[[], int], refused: tuple[type[Exception], ...], stopped: str = "stopped"
+) -> int:
+    """The exit code of run(). refused: errors that are printed as `refuse` does. stopped: what is said after Ctrl-C."""
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        return run()
+    except refused as error:
+        return refuse(command, str(error))
+    except KeyboardInterrupt:
+        print(f"rankwise {command}: {stopped}", file=sys.stderr, flush=True)
+        return 130
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from rankwise.launch.output import LONGEST_LINE, MOST_WAITING, OutputMultiplexer
 from rankwise.launch.standard_input import ALL
 from rankwise.system import files, proc
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser, refuse, seconds, whole
+from rankwise.tools.cli import Parser, option, refuse, seconds, whole
 from rankwise.tools.trace_policy import TracePolicy
 
 TYPE_CHECKING = False  # typing would take time to import
@@ -299,120 +299,129 @@ def _module_exists(name: str) -> bool:
 
 
 def _parser() -> Parser:
-    parser = Parser(
+    return Parser(
         prog="rankwise run",
         usage="rankwise run -n N [options] PROGRAM [arguments]",
         description=DESCRIPTION.format(longest=f"{LONGEST_LINE >> 20} MiB", waiting=f"{MOST_WAITING >> 20} MiB"),
         epilog=EPILOG,
+        options=(
+            option(
+                "-n",
+                "--nproc-per-node",
+                dest="n",
+                type=_local_count,
+                required=True,
+                metavar="N",
+                help="how many ranks to start on this host",
+            ),
+            option(
+                "--nnodes",
+                type=whole("a number of nodes of at least 1", 1),
+                metavar="N",
+                help="how many nodes the job has (default: 1)",
+            ),
+            option(
+                "--node-rank",
+                type=whole("the number of this node, from 0 on"),
+                metavar="R",
+                help="this node's number: 0 to N - 1, N being --nnodes",
+            ),
+            option(
+                "--rendezvous",
+                "--rdzv-endpoint",
+                type=_address,
+                metavar="HOST:PORT",
+                help="where the launchers meet, the same on all nodes: an address of node 0's host and a free port",
+            ),
+            option(
+                "--rendezvous-timeout",
+                type=seconds,
+                default=RENDEZVOUS_TIMEOUT,
+                metavar="S",
+                help="how many seconds a launcher waits for the others (default: 600)",
+            ),
+            option(
+                "--timeout",
+                type=seconds,
+                metavar="S",
+                help="how many seconds an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
+            ),
+            option(
+                "--grace",
+                type=seconds,
+                metavar="S",
+                help="how many seconds a rank has from the signal that ends it to SIGKILL (default: RANKWISE_GRACE, "
+                "else 10)",
+            ),
+            option(
+                "--trace",
+                metavar="FILE",
+                help="write the last operations of each rank, and the spans of rankwise.trace, to FILE, which rankwise "
+                "trace reads (default: RANKWISE_TRACE; without either, a failed job leaves a temporary file; none: "
+                "never)",
+            ),
+            option(
+                "--restarts",
+                type=whole("a number of restarts of at least 0"),
+                default=0,
+                metavar="N",
+                help="start a lost rank again, without the others, up to N times; in jobs on one host only (default: "
+                "0, the job ends)",
+            ),
+            option(
+                "--keep-going",
+                action="store_true",
+                help="when a rank is lost, and is not started again, leave the others to go on",
+            ),
+            option(
+                "--min-ranks",
+                type=RANKS,
+                metavar="M",
+                help="--keep-going as long as M ranks are left; when there are fewer, the job ends",
+            ),
+            option(
+                "--bind",
+                "--bind-to",
+                "--numa-binding",
+                type=_binding,
+                default="none",
+                metavar="WHERE",
+                help="core: each rank may use one core only; cache: the CPUs of one last-level cache; numa: one NUMA "
+                "node (default: none, the kernel chooses)",
+            ),
+            option(
+                "--mpi4py",
+                action="store_true",
+                help="make the program's `import mpi4py` find rankwise's, without MPI",
+            ),
+            option(
+                "--registered",
+                action="store_true",
+                help="after rankwise.init(), let NumPy allocate every array of at least a page in registered memory, "
+                "on which collectives save copies (default: RANKWISE_REGISTERED)",
+            ),
+            option(
+                "--output-dir",
+                metavar="DIR",
+                help="also write what each rank prints to a file of its own, DIR/rank-3.txt for rank 3; DIR is made if "
+                "need be",
+            ),
+            option(
+                "--stdin",
+                type=_reader,
+                default=0,
+                metavar="RANK|all|none",
+                help="which rank inherits standard input, unless that is a terminal; all: each rank of this host gets "
+                "a copy (default: 0)",
+            ),
+            option("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] "),
+            option(
+                "--backend",
+                metavar="NAME",
+                help="which implementation of the operations to use (default: chosen by rankwise.init)",
+            ),
+        ),
     )
-    parser.add_argument(
-        "-n", "--nproc-per-node", dest="n", type=_local_count, required=True, metavar="N",
-        help="how many ranks to start on this host",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nnodes",
-        type=whole("a number of nodes of at least 1", 1),
-        metavar="N",
-        help="how many nodes the job has (default: 1)",
-    )
-    parser.add_argument(
-        "--node-rank",
-        type=whole("the number of this node, from 0 on"),
-        metavar="R",
-        help="this node's number: 0 to N - 1, N being --nnodes",
-    )
-    parser.add_argument(
-        "--rendezvous",
-        "--rdzv-endpoint",
-        type=_address,
-        metavar="HOST:PORT",
-        help="where the launchers meet, the same on all nodes: an address of node 0's host and a free port",
-    )
-    parser.add_argument(
-        "--rendezvous-timeout",
-        type=seconds,
-        default=RENDEZVOUS_TIMEOUT,
-        metavar="S",
-        help="how many seconds a launcher waits for the others (default: 600)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="S",
-        help="how many seconds an operation may wait for other ranks (default: RANKWISE_TIMEOUT, else 300)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=seconds,
-        metavar="S",
-        help="how many seconds a rank has from the signal that ends it to SIGKILL (default: RANKWISE_GRACE, else 10)",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write the last operations of each rank, and the spans of rankwise.trace, to FILE, which rankwise trace "
-        "reads (default: RANKWISE_TRACE; without either, a failed job leaves a temporary file; none: never)",
-    )
-    parser.add_argument(
-        "--restarts",
-        type=whole("a number of restarts of at least 0"),
-        default=0,
-        metavar="N",
-        help="start a lost rank again, without the others, up to N times; in jobs on one host only (default: 0, the "
-        "job ends)",
-    )
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="when a rank is lost, and is not started again, leave the others to go on",
-    )
-    parser.add_argument(
-        "--min-ranks",
-        type=RANKS,
-        metavar="M",
-        help="--keep-going as long as M ranks are left; when there are fewer, the job ends",
-    )
-    parser.add_argument(
-        "--bind",
-        "--bind-to",
-        "--numa-binding",
-        type=_binding,
-        default="none",
-        metavar="WHERE",
-        help="core: each rank may use one core only; cache: the CPUs of one last-level cache; numa: one NUMA node "
-        "(default: none, the kernel chooses)",
-    )
-    parser.add_argument(
-        "--mpi4py",
-        action="store_true",
-        help="make the program's `import mpi4py` find rankwise's, without MPI",
-    )
-    parser.add_argument(
-        "--registered",
-        action="store_true",
-        help="after rankwise.init(), let NumPy allocate every array of at least a page in registered memory, on which "
-        "collectives save copies (default: RANKWISE_REGISTERED)",
-    )
-    parser.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="also write what each rank prints to a file of its own, DIR/rank-3.txt for rank 3; DIR is made if need be",
-    )
-    parser.add_argument(
-        "--stdin",
-        type=_reader,
-        default=0,
-        metavar="RANK|all|none",
-        help="which rank inherits standard input, unless that is a terminal; all: each rank of this host gets a copy "
-        "(default: 0)",
-    )
-    parser.add_argument("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] ")
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        help="which implementation of the operations to use (default: chosen by rankwise.init)",
-    )
-    return parser
 
 
 def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:

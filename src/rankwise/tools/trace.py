@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankwise.observe.trace_file import Trace
 from rankwise.system.words import duration
-from rankwise.tools.cli import Parser, refuse
+from rankwise.tools.cli import Parser, option, refuse
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations
 from rankwise.tools.timeline import timeline
@@ -52,12 +52,14 @@ def main(argv: Sequence[str]) -> int:
         usage="rankwise trace [options] FILE",
         description=DESCRIPTION,
         epilog=EPILOG,
+        options=(
+            option("file", type=Path, metavar="FILE", help="written by rankwise run --trace, or after a failure"),
+            option(
+                "-o", "--output", type=Path, metavar="OUT", help="where the timeline goes (default: FILE.perfetto.json)"
+            ),
+            option("--html", type=Path, metavar="PAGE", help="write a page with the timeline and all tables"),
+        ),
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="written by rankwise run --trace, or after a failure")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT", help="where the timeline goes (default: FILE.perfetto.json)"
-    )
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="write a page with the timeline and all tables")
     options = parser.parse_args(argv)
     file: Path = options.file
     output: Path = options.output or file.with_name(f"{file.stem}.perfetto.json")

@@ -71,26 +71,17 @@ class EngineReceives(Receives):
 class EngineStreamSync(StreamSyncOps):
     """The events of this process, between its host streams and the stream of one communicator."""
 
+    create_event, destroy_event = staticmethod(_native.HostEvents.create), staticmethod(_native.HostEvents.destroy)
+    record_on_stream, stream_wait_event = staticmethod(_native.HostEvents.record), staticmethod(_native.HostEvents.wait)
+
     def __init__(self, comm: _native.Comm) -> None:
         self._comm = comm
-
-    def create_event(self) -> int:
-        return _native.HostEvents.create()
-
-    def destroy_event(self, event: int) -> None:
-        _native.HostEvents.destroy(event)
-
-    def record_on_stream(self, event: int, stream: int) -> None:
-        _native.HostEvents.record(event, stream)
 
     def record_on_comm_stream(self, event: int) -> None:
         self._comm.record_event(event)
 
     def comm_stream_wait_event(self, event: int) -> None:
         self._comm.wait_event(event)
-
-    def stream_wait_event(self, stream: int, event: int) -> None:
-        _native.HostEvents.wait(stream, event)
 
     def sync_comm_stream(self) -> None:
         self._comm.sync_stream()

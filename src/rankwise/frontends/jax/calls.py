@@ -267,37 +267,27 @@ def all_reduce(x: Any, op: Op = "sum", group: Group | None = None) -> jax.Array:
         x: an array of the same shape and dtype on all ranks.
         op: "sum", "mean", "max", "min", "prod", "band", "bor" or "bxor". Of a sum and a mean there are derivatives.
     """
-    x = jnp.asarray(x)
-    return bind(_made(What.ALL_REDUCE, group, op=_op(op, x)), x)[0]
+    return _exchanged(What.ALL_REDUCE, x, group, op=op)
 
 
 def broadcast(x: Any, src: int = 0, group: Group | None = None) -> jax.Array:
     """The `x` of rank `src`, on every rank; it has the same shape and dtype on all of them."""
-    x = jnp.asarray(x)
-    _dtype(x)
-    return bind(_made(What.BROADCAST, group, peer=_rank("src", src, group)), x)[0]
+    return _exchanged(What.BROADCAST, x, group, peer=_rank("src", src, group))
 
 
 def all_gather(x: Any, group: Group | None = None) -> jax.Array:
     """Every rank's `x`, by rank, on every rank: shape (world_size, *x.shape)."""
-    x = jnp.asarray(x)
-    _dtype(x)
-    return bind(_made(What.ALL_GATHER, group), x)[0]
+    return _exchanged(What.ALL_GATHER, x, group)
 
 
 def reduce_scatter(x: Any, op: Op = "sum", group: Group | None = None) -> jax.Array:
     """This rank's part of the reduction of `x`, whose first axis is divided by rank into equal parts."""
-    x = jnp.asarray(x)
-    _check_divisible(x, group)
-    return bind(_made(What.REDUCE_SCATTER, group, op=_op(op, x)), x)[0]
+    return _exchanged(What.REDUCE_SCATTER, x, group, divides=True, op=op)
 
 
 def all_to_all(x: Any, group: Group | None = None) -> jax.Array:
     """Part i of `x`, along its first axis, goes to rank i; the result has the ranks' parts for this one, by rank."""
-    x = jnp.asarray(x)
-    _dtype(x)
-    _check_divisible(x, group)
-    return bind(_made(What.ALL_TO_ALL, group), x)[0]
+    return _exchanged(What.ALL_TO_ALL, x, group, divides=True)
 
 
 def sendrecv(
@@ -310,19 +300,26 @@ def sendrecv(
         src: None receives nothing; the result is zeros.
         tag: of both messages.
     """
-    x = jnp.asarray(x)
-    _dtype(x)
     to, of = (-1 if rank is None else _rank(name, rank, group) for name, rank in (("dst", dst), ("src", src)))
-    return bind(_made(What.SENDRECV, group, peer=to, source=of, tag=tag), x)[0]
+    return _exchanged(What.SENDRECV, x, group, peer=to, source=of, tag=tag)
 
 
 def barrier(group: Group | None = None) -> None:
     """Return when all ranks have come. In a compiled function it stands between the calls before and behind it."""
-    bind(_made(What.BARRIER, group))
+    bind(Call(What.BARRIER, _group(group), site=site()))
 
 
-def _made(what: What, group: Group | None, **more: Any) -> Call:
-    return Call(what, _group(group), site=site(), **more)
+def _exchanged(
+    what: What, x: Any, group: Group | None, *, divides: bool = False, op: Op | None = None, **more: Any
+) -> jax.Array:
+    """What the operation makes of an array. divides: whether the ranks get parts of it."""
+    x, group = jnp.asarray(x), _group(group)
+    dtype, n = _dtype(x), group.world_size
+    if divides and (not x.shape or x.shape[0] % n):
+        raise ValueError(f"x: shape {x.shape}, expected a first axis that {n} ranks can divide into equal parts")
+    if op is not None:
+        more["op"] = _op(op, dtype)
+    return bind(Call(what, group, site=site(), **more), x)[0]
 
 
 def _group(group: Group | None) -> Group:
@@ -336,10 +333,10 @@ def _dtype(x: jax.Array) -> DType:
     return found
 
 
-def _op(op: Op, x: jax.Array) -> ReduceOp:
+def _op(op: Op, dtype: DType) -> ReduceOp:
     if is_composed(op):
         raise ValueError(f"op={op!r}: expected the name of an operation, such as 'sum'; others need all_gather")
-    return resolve(op, _dtype(x))
+    return resolve(op, dtype)
 
 
 def _rank(name: str, rank: int, group: Group | None) -> int:
@@ -347,9 +344,3 @@ def _rank(name: str, rank: int, group: Group | None) -> int:
     if not 0 <= rank < n:
         raise ValueError(f"{name}={rank}: expected a rank of the group, 0 to {n - 1}")
     return rank
-
-
-def _check_divisible(x: jax.Array, group: Group | None) -> None:
-    n = _group(group).world_size
-    if not x.shape or x.shape[0] % n:
-        raise ValueError(f"x: shape {x.shape}, expected a first axis that {n} ranks can divide into equal parts")

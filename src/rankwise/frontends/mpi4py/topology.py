@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
+from rankwise.group.mesh import balanced_sizes
 
 GRAPH, CART, DIST_GRAPH = 1, 2, 3
 
@@ -136,25 +137,8 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     if rest or any(n < 0 for n in sizes):
         raise error("ERR_DIMS", f"dims={sizes}: expected sizes whose product divides {nnodes}")
     free = [axis for axis, n in enumerate(sizes) if not n]
-    for axis, n in zip(free, _balanced(left, len(free)), strict=True):
+    if left != 1 and not free:
+        raise error("ERR_DIMS", f"the given sizes leave a factor of {left}, but no axis is free for it")
+    for axis, n in zip(free, balanced_sizes(left, len(free)) if free else (), strict=True):
         sizes[axis] = n
     return sizes
-
-
-def _balanced(n: int, axes: int) -> list[int]:
-    """Factors of n, in falling order, whose largest one is as small as possible."""
-    if axes == 0:
-        if n != 1:
-            raise error("ERR_DIMS", f"the given sizes leave a factor of {n}, but no axis is free for it")
-        return []
-    if axes == 1:
-        return [n]
-    largest = next(k for k in range(1, n + 1) if n % k == 0 and k**axes >= n and _fits(n // k, axes - 1, k))
-    return [largest, *_balanced(n // largest, axes - 1)]
-
-
-def _fits(n: int, axes: int, most: int) -> bool:
-    """Whether n has so many factors of at most `most`."""
-    if axes == 1:
-        return n <= most
-    return any(n % k == 0 and _fits(n // k, axes - 1, most) for k in range(1, min(most, n) + 1))

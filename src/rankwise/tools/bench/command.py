@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from rankwise.contract.ranks import count_of_ranks
 from rankwise.tools.bench import libraries
 from rankwise.tools.bench.libraries import ALGORITHMS, launches, memory
 from rankwise.tools.bench.rank import CASES, Case
-from rankwise.tools.bench.report import OURS, Machine, Progress, Row, algorithm_table, note, table
+from rankwise.tools.bench.report import OURS, Machine, Progress, Row, algorithm_table, table
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import Launch, Workers, WorkersError
-from rankwise.tools.cli import Parser, did_you_mean, refuse, seconds, terminated, whole
+from rankwise.tools.cli import Parser, did_you_mean, option, seconds, until_stopped, whole
 
 DESCRIPTION = """\
 Measure the operations between N ranks on this machine, with rankwise alone or next to other libraries.
@@ -73,48 +72,62 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(argv))
     _check(parser, options)
-    signal.signal(signal.SIGTERM, terminated)
-    try:
-        return run(options, argv)
-    except (WorkersError, OSError) as error:
-        return refuse("bench", str(error))
-    except KeyboardInterrupt:
-        note("rankwise bench: stopped")
-        return 130
+    return until_stopped("bench", lambda: run(options, argv), (WorkersError, OSError))
 
 
 def _parser() -> Parser:
-    parser = Parser(
+    return Parser(
         prog="rankwise bench",
         usage="rankwise bench [operation ...] [-n N] [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
+        options=(
+            option("operations", nargs="*", metavar="operation", help="what to measure"),
+            option(
+                "-n",
+                "--ranks",
+                type=counts,
+                default=[2],
+                metavar="N",
+                help="how many ranks, or several: 2,4,8 (default 2)",
+            ),
+            option("--p2p", action="store_true", help="measure messages"),
+            option("--objects", action="store_true", help="measure Python objects"),
+            option("--sizes", type=sizes, default="8:64M", metavar="LOW:HIGH", help="bytes, or a list (default 8:64M)"),
+            option("--dtype", choices=DTYPES, default="float32", metavar="NAME", help="element type (default float32)"),
+            option(
+                "--vs",
+                type=others,
+                default={},
+                metavar="NAME,...",
+                help="compare with these libraries or earlier results",
+            ),
+            option("--algorithms", action="store_true", help="measure each algorithm of the native engine"),
+            option(
+                "--async",
+                type=whole("a number of collectives of at least 1", 1),
+                nargs="?",
+                const=1,
+                default=0,
+                metavar="N",
+                dest="started",
+                help="start N collectives at a time (default 1), each with async_op=True, then wait for them",
+            ),
+            option(
+                "--fresh", action="store_true", help="write the arrays before each call and read the result after it"
+            ),
+            option("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)"),
+            option(
+                "--time",
+                type=seconds,
+                default=0.1,
+                metavar="S",
+                help="seconds for each library at each point (default 0.1)",
+            ),
+            option("--json", type=Path, metavar="FILE", help="write all figures there"),
+            option("--plot", type=Path, metavar="FILE", help="draw the time by size; .png, .svg or .pdf"),
+        ),
     )
-    add = parser.add_argument
-    add("operations", nargs="*", metavar="operation", help="what to measure")
-    add("-n", "--ranks", type=counts, default=[2], metavar="N", help="how many ranks, or several: 2,4,8 (default 2)")
-    add("--p2p", action="store_true", help="measure messages")
-    add("--objects", action="store_true", help="measure Python objects")
-    add("--sizes", type=sizes, default="8:64M", metavar="LOW:HIGH", help="bytes, or a list (default 8:64M)")
-    add("--dtype", choices=DTYPES, default="float32", metavar="NAME", help="element type (default float32)")
-    add("--vs", type=others, default={}, metavar="NAME,...", help="compare with these libraries or earlier results")
-    add("--algorithms", action="store_true", help="measure each algorithm of the native engine")
-    add(
-        "--async",
-        type=whole("a number of collectives of at least 1", 1),
-        nargs="?",
-        const=1,
-        default=0,
-        metavar="N",
-        dest="started",
-        help="start N collectives at a time (default 1), each with async_op=True, then wait for them",
-    )
-    add("--fresh", action="store_true", help="write the arrays before each call and read the result after it")
-    add("--backend", metavar="NAME", help="rankwise's backend (default: chosen by rankwise.init)")
-    add("--time", type=seconds, default=0.1, metavar="S", help="seconds for each library at each point (default 0.1)")
-    add("--json", type=Path, metavar="FILE", help="write all figures there")
-    add("--plot", type=Path, metavar="FILE", help="draw the time by size; .png, .svg or .pdf")
-    return parser
 
 
 def counts(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from rankwise.contract.job import Job
 from rankwise.contract.ranks import count_of_ranks
 from rankwise.launch.environment import find_job
 from rankwise.system.settings import Settings
-from rankwise.tools.cli import Parser, seconds, terminated
+from rankwise.tools.cli import Parser, option, seconds, terminated
 from rankwise.tools.doctor.facts import FOR, Fact, Trial, facts, trials
 from rankwise.tools.layout import columns, row_width
 
@@ -51,10 +51,16 @@ def main(argv: Sequence[str]) -> int:
         usage="rankwise doctor [options]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-    )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument(
-        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds for all trials together (default 60)"
+        options=(
+            option("--json", action="store_true", help="print it as JSON"),
+            option(
+                "--timeout",
+                type=seconds,
+                default=60.0,
+                metavar="S",
+                help="seconds for all trials together (default 60)",
+            ),
+        ),
     )
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, terminated)

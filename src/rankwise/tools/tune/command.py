@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,10 @@ from rankwise.tools.bench import libraries
 from rankwise.tools.bench.command import check_operations, start
 from rankwise.tools.bench.libraries import ALGORITHMS, launches
 from rankwise.tools.bench.rank import CASES
-from rankwise.tools.bench.report import OURS, Machine, Progress, algorithm_table, note, size_name
+from rankwise.tools.bench.report import OURS, Machine, Progress, algorithm_table, size_name
 from rankwise.tools.bench.timing import Bench, Contender
 from rankwise.tools.bench.workers import WorkersError
-from rankwise.tools.cli import Parser, refuse, seconds, terminated, whole
+from rankwise.tools.cli import Parser, option, seconds, until_stopped, whole
 from rankwise.tools.layout import columns
 
 # ---- the thresholds between algorithms, from their times at several sizes ----
@@ -175,36 +174,39 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(list(argv))
     check_operations(parser, options.operations, list(ALGORITHMS))
-    signal.signal(signal.SIGTERM, terminated)
-    try:
+
+    def run() -> int:
         return Tune(options.operations or list(ALGORITHMS), options.ranks, options.time, options.output).go()
-    except (WorkersError, OSError, ValueError) as error:
-        return refuse("tune", str(error))
-    except KeyboardInterrupt:
-        note("rankwise tune: stopped; no file was written")
-        return 130
+
+    return until_stopped("tune", run, (WorkersError, OSError, ValueError), "stopped; no file was written")
 
 
 def _parser() -> Parser:
-    parser = Parser(
+    return Parser(
         prog="rankwise tune",
         usage="rankwise tune [operation ...] -n N [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
+        options=(
+            option("operations", nargs="*", metavar="operation", help="an operation whose thresholds to measure"),
+            option(
+                "-n",
+                "--ranks",
+                type=whole("a number of ranks of at least 2", 2),
+                required=True,
+                metavar="N",
+                help="how many ranks, at least 2",
+            ),
+            option("--output", metavar="FILE", help="the file to write (default: this user's for this CPU)"),
+            option(
+                "--time",
+                type=seconds,
+                default=0.05,
+                metavar="S",
+                help="seconds for each algorithm at each point (default 0.05)",
+            ),
+        ),
     )
-    add = parser.add_argument
-    add("operations", nargs="*", metavar="operation", help="an operation whose thresholds to measure")
-    several = whole("a number of ranks of at least 2", 2)
-    add("-n", "--ranks", type=several, required=True, metavar="N", help="how many ranks, at least 2")
-    add("--output", metavar="FILE", help="the file to write (default: this user's for this CPU)")
-    add(
-        "--time",
-        type=seconds,
-        default=0.05,
-        metavar="S",
-        help="seconds for each algorithm at each point (default 0.05)",
-    )
-    return parser
 
 
 class Tune:
