@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankwise.backends.composed.opening import packed, unpacked
+from rankwise.backends.composed.memory import packed, unpacked
 from rankwise.backends.gloo.meeting import Roster, _known, gather, lengthened, shortened
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore

@@ -27,8 +27,8 @@ from rankwise.contract.operations import (
     divided,
 )
 from rankwise.contract.work import Work
-from rankwise.group import composed_ops, headers
-from rankwise.group.base import GroupBase, check_axis_0, split_counts
+from rankwise.group import composed_ops
+from rankwise.group.base import HEADER, GroupBase, check_axis_0, header_of, split_counts
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -272,10 +272,10 @@ class Collectives(GroupBase):
             result = buffers.result(out, self._part(given.shape), given)
 
             def body() -> Any:
-                words = headers.description(given)
+                words = header_of(given)
                 with self._whole:
-                    if self._send_header(words[: headers.SIZE], given.ptr, result.ptr, src) is None:
-                        headers.send_rest(self, words, src)
+                    if self._send_header(words[:HEADER], given.ptr, result.ptr, src) is None:
+                        self._send_rest(words, src)
                         self._scatter(given, result, src)
                 return self._finished(result)
         else:
@@ -284,7 +284,7 @@ class Collectives(GroupBase):
                 buffers.writable(out)
 
             def body() -> Any:
-                header = np.zeros(headers.SIZE, np.int64)
+                header = np.zeros(HEADER, np.int64)
                 with self._whole:
                     part = self._send_header(header, 0, 0, src)
                     result = self._receive_described(header.tolist(), part, out, src, kind)
@@ -309,7 +309,7 @@ class Collectives(GroupBase):
         self, header: list[int], part: bytes | None, out: Any, src: int, kind: Kind
     ) -> tuple[Buffer, Exception | None]:
         """The same, up to what `_finished` takes."""
-        like = headers.described(self, header, kind, src)
+        like = self._described(header, kind, src)
         result, refused = self._late_result(out, self._part(like.shape), like)
         if part is None:
             self._scatter(like, result, src)

@@ -19,8 +19,8 @@ from rankwise.arrays.ops import Op
 from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, Call, Operation
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
-from rankwise.group import composed_ops, headers
-from rankwise.group.base import GroupBase, check_axis_0, shaped
+from rankwise.group import composed_ops
+from rankwise.group.base import HEADER, GroupBase, check_axis_0, header_of, shaped
 
 D = TypeVar("D", bound=np.dtype[Any])
 Counts: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]"
@@ -159,10 +159,10 @@ class VectorCollectives(GroupBase):
                     place = partial(_same_place, result)
                     native("scatter_v", given.ptr, rows, given.dtype, given.shape[1:], src, words, place)
                 else:
-                    words = headers.description(given)
+                    words = header_of(given)
                     with self._whole:
-                        self._broadcast_ints(words[: headers.SIZE], src)
-                        headers.send_rest(self, words, src)
+                        self._broadcast_ints(words[:HEADER], src)
+                        self._send_rest(words, src)
                         self._broadcast_ints(np.array(rows, np.int64), src)
                         self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
                 return self._finished(result)
@@ -177,8 +177,8 @@ class VectorCollectives(GroupBase):
                     native("scatter_v", 0, [], DType.U8, (), src, [], part.room)
                     return part.finish()
                 with self._whole:
-                    header = self._broadcast_ints(np.zeros(headers.SIZE, np.int64), src)
-                    like = headers.described(self, header.tolist(), kind, src)
+                    header = self._broadcast_ints(np.zeros(HEADER, np.int64), src)
+                    like = self._described(header.tolist(), kind, src)
                     lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
                     late, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
                     self._collectives.scatter_v(0, late.ptr, _elements(lengths, like), like.dtype, src)

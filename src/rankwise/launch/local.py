@@ -141,8 +141,8 @@ class LocalJob:
         """A byte written to `wake_writer` wakes `wait` (see signal.set_wakeup_fd)."""
         self._secret = os.urandom(16).hex() if nodes is None else nodes.secret
         self._terminal = Terminal()
-        self._segment: Segment | None = None
-        self._watchdog: Watchdog | None = None
+        self._segment: Segment  # from `_start` on, like the next one
+        self._watchdog: Watchdog
         # Bound but never listening, which reserves the port so that rank 0 may listen on it. `nodes` has its own.
         self._port = socket.socket()
 
@@ -249,7 +249,6 @@ class LocalJob:
     @property
     def segment_fd(self) -> int:
         """The descriptor of the job's shared memory, while the job is open."""
-        assert self._segment is not None
         return self._segment.fd
 
     def spans(self) -> list[bytes]:
@@ -291,8 +290,6 @@ class LocalJob:
             self.survivors = max(self.survivors, self.running())
 
     def _start_rank(self, index: int, replaced: RankProcess | None = None) -> RankProcess:
-        assert self._segment is not None
-        assert self._watchdog is not None
         watchdog = self._watchdog
 
         def announce() -> None:
@@ -447,7 +444,6 @@ class LocalJob:
 
     def _rank_ended(self, rank: RankProcess) -> None:
         assert rank.returncode is not None
-        assert self._segment is not None
         operation, sequence, call, pid, inside = self._segment.state(rank.index)
         if pid not in (0, rank.joined_as):  # as long as a replacement has not joined, this is its predecessor's
             rank.operation, rank.sequence, rank.call, rank.inside = operation, sequence, call, inside
@@ -502,7 +498,6 @@ class LocalJob:
 
     def _go_on(self, rank: RankProcess, action: str) -> None:
         """The job goes on after this loss: end what the rank has left, and start it again or leave its place empty."""
-        assert self._segment is not None
         rank.signal_group(signal.SIGKILL)
         for pipe in rank.pipes:
             self._drain(pipe.fileno())
@@ -583,9 +578,9 @@ class LocalJob:
                     os.close(rank.pidfd)
                 for pipe in rank.pipes:
                     pipe.close()
-            if self._watchdog is not None:
+            if hasattr(self, "_watchdog"):
                 self._watchdog.end()
-            self._segment = None  # unmapped now, even while a traceback keeps this object
+            vars(self).pop("_segment", None)  # unmapped now, even while a traceback keeps this object
             self._membership.close()
             self._terminal.close()
             self._input.close()

@@ -23,8 +23,7 @@ from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address
-from rankwise.backends.composed.opening import gathered
+from rankwise.backends.composed.memory import address, gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.group_store import Agreements, FailureRecord, GroupStore, Outcome, StoreWords, reason
 from rankwise.backends.gloo.meeting import Gather, Meeting, Roster, gather

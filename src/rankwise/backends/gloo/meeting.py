@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes, packed, unpacked
+from rankwise.backends.composed.memory import all_gather_bytes, broadcast_bytes, packed, unpacked
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator

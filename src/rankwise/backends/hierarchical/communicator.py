@@ -32,8 +32,7 @@ from rankwise import _native
 from rankwise.backends import registry, tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address
-from rankwise.backends.composed.opening import all_gather_bytes, broadcast_bytes
+from rankwise.backends.composed.memory import address, all_gather_bytes, broadcast_bytes
 from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk

@@ -124,12 +124,7 @@ def get_vendor() -> tuple[str, tuple[int, int, int]]:
     return "rankwise", (major, minor, micro)
 
 
-def Get_processor_name() -> str:
-    return platform.node()
-
-
-def Wtime() -> float:
-    return time.perf_counter()
+Get_processor_name, Wtime = platform.node, time.perf_counter
 
 
 def Wtick() -> float:

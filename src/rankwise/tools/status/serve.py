@@ -31,6 +31,12 @@ HOST = "127.0.0.1"
 WIDTH = 160  # characters of the command
 _NAMES = ("127.0.0.1", "localhost")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 _HTML = "text/html; charset=utf-8"
 
 Jobs = Callable[[], Sequence[RunningJob]]
@@ -87,14 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}
         if status == 401:
-            self.send_header("WWW-Authenticate", "Bearer")
+            headers["WWW-Authenticate"] = "Bearer"
+        for header in headers.items():
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(body)
 
