@@ -46,27 +46,9 @@ void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, u
     if (bytes) std::memcpy(to, block, bytes);
 }
 
-// A long block that is still to come, and the memory for it.
-struct LongBlock {
-    int from;
-    uint8_t* to;
-    uint64_t bytes;
-};
-
-// The messages with long blocks arrive while root copies its own block.
-template <class Own>
-void receive_long_blocks(Messages& messages, const std::vector<LongBlock>& blocks, const CallOptions& options,
-                         const Own& copy_own) {
-    std::vector<std::shared_ptr<Request>> coming;
-    try {
-        for (const LongBlock& each : blocks)
-            coming.push_back(messages.recv(each.to, each.bytes, DType::U8, each.from, kBlockTag, options));
-        copy_own();
-        for (const auto& each : coming) each->wait({}, options);
-    } catch (...) {
-        for (const auto& each : coming) messages.cancel(each);  // does nothing to a complete one
-        throw;
-    }
+// The message that a long block is.
+Transfer long_block(int peer, const uint8_t* block, uint64_t bytes) {
+    return {const_cast<uint8_t*>(block), bytes, DType::U8, peer, kBlockTag};
 }
 
 }  // namespace
@@ -79,7 +61,8 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     if (s.rank != root) {
         post_block(s, block, count, bytes, position);
         s.release(position);
-        if (bytes > tuning::kShortBlock) messages.send_now(block, bytes, DType::U8, root, kBlockTag, options);
+        const Transfer sent = long_block(root, block, bytes);
+        if (bytes > tuning::kShortBlock) messages.exchange({&sent, 1}, {}, options);
         return;
     }
     const uint64_t step = s.post();
@@ -87,17 +70,20 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     const Counts counts = counts_at(s, step, count);
     const Blocks blocks(counts.data(), s.n, item);
     const std::vector<uint8_t*> to = rooms(counts);
-    std::vector<LongBlock> longer;
+    std::vector<Transfer> longer;
     for (int from = 0; from < s.n; ++from) {
         if (from == root) continue;
-        if (blocks.size(from) > tuning::kShortBlock) longer.push_back({from, to[size_t(from)], blocks.size(from)});
+        if (blocks.size(from) > tuning::kShortBlock)
+            longer.push_back(long_block(from, to[size_t(from)], blocks.size(from)));
         else copy_short(s, from, step, position, to[size_t(from)], blocks.size(from));
     }
     s.release(position);
     uint8_t* const own = to[size_t(root)];
-    receive_long_blocks(messages, longer, options, [&] {
+    const auto copy_own = [&] {
         if (bytes && own != block) std::memmove(own, block, bytes);
-    });
+    };
+    if (longer.empty()) return copy_own();
+    messages.exchange({}, longer, options, copy_own);
 }
 
 void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room) {

@@ -23,15 +23,16 @@ template <class F> void keeping(std::exception_ptr& error, F&& f) {
 }  // namespace
 
 Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
-                           const CallOptions& options) {
+                           const CallOptions& options, const std::function<void()>& meanwhile) {
     const auto sent_at_once = [&](const Transfer& t) { return write_now(t, options, tuning::kExchanged); };
-    const auto short_one = [](const Transfer& t) { return t.bytes() <= tuning::kExchanged; };
+    const bool all_short =
+        std::ranges::all_of(receives, [](const Transfer& t) { return t.bytes() <= tuning::kExchanged; });
     std::exception_ptr error;
     Arrival last{};
     size_t sent = 0;
-    if (std::ranges::all_of(receives, short_one))
-        while (sent < sends.size() && sent_at_once(sends[sent])) ++sent;
-    if (sent == sends.size()) {
+    while (all_short && sent < sends.size() && sent_at_once(sends[sent])) ++sent;
+    if (all_short && sent == sends.size()) {
+        if (meanwhile) meanwhile();
         for (const Transfer& t : receives) keeping(error, [&] { last = receive_now(t, options, tuning::kExchanged); });
     } else {  // the receives come first, so that their messages go directly to their memory
         std::vector<std::shared_ptr<Request>> started;
@@ -43,6 +44,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             for (; sent < sends.size(); ++sent)
                 if (const Transfer& t = sends[sent]; !sent_at_once(t))
                     started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, true));
+            if (meanwhile) meanwhile();
             for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
         } catch (const TimedOut&) {
             cancel_all();

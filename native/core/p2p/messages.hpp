@@ -86,9 +86,10 @@ public:
     Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
     void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
     // All of these at the same time, so that no order can deadlock. Throws the error of the first receive whose message
-    // does not fit it when the others are complete. Returns the message of the last receive.
+    // does not fit it when the others are complete. Returns the message of the last receive. meanwhile: what this rank
+    // does while long messages arrive.
     Arrival exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
-                     const CallOptions& options = {});
+                     const CallOptions& options = {}, const std::function<void()>& meanwhile = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
     // for a message, or null if this receive does not take it. `arrival` describes the message.
     using Accept = std::function<uint8_t*(const Header&)>;
