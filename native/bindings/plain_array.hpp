@@ -14,6 +14,7 @@ struct PlainArray {
     uint64_t count = 1;
     int dtype = -1;
 
+    PlainArray() = default;
     PlainArray(nb::handle object, bool writable, bool any_strides = false) {
         if (PyArrayObject* a = as_ndarray(object)) borrow(a, writable, any_strides);
         else if (!object.is_none()) borrow_tensor(object, writable);
@@ -84,3 +85,11 @@ private:
     const int64_t *shape_ = nullptr, *strides_ = nullptr;
     nb::handle tensor_;
 };
+
+// Whether `new_like` can make another array of the kind of this one, which is x.
+inline bool has_kind(nb::handle array, const PlainArray& x) { return x && (as_ndarray(array) || x.has_version()); }
+nb::object tuple_of(const std::vector<uint64_t>& shape);
+// A new array of this shape, of the kind and dtype of `array`.
+nb::object new_like(nb::handle array, const std::vector<uint64_t>& shape);
+// The shape of so many of x's rows.
+std::vector<uint64_t> rows_like(uint64_t rows, const PlainArray& x);

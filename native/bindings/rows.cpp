@@ -34,26 +34,6 @@ template <class... A> auto start_of(bool (*shortcut)(Comm&, const Late&, A...)) 
 
 uint64_t sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), uint64_t(0)); }
 
-nb::object shape_of(uint64_t rows, const PlainArray& like) {
-    nb::object shape = nb::steal(PyTuple_New(like.dims()));
-    if (!shape.is_valid()) nb::raise_python_error();
-    for (int i = 0; i < like.dims(); ++i)
-        PyTuple_SET_ITEM(shape.ptr(), i, i ? PyLong_FromLongLong(like.dim(i)) : PyLong_FromUnsignedLongLong(rows));
-    return shape;
-}
-
-// A new array of so many rows, of the kind of `array`, which is plain.
-nb::object new_rows(nb::handle array, const PlainArray& like, uint64_t rows) {
-    static PyObject* const empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
-    PyArrayObject* const a = as_ndarray(array);
-    if (!a) return array.attr("new_empty")(shape_of(rows, like));
-    const nb::object shape = shape_of(rows, like);
-    PyObject* const arguments[] = {shape.ptr(), reinterpret_cast<PyObject*>(PyArray_DESCR(a))};
-    nb::object made = nb::steal(PyObject_Vectorcall(empty, arguments, 2, nullptr));
-    if (!made.is_valid()) nb::raise_python_error();
-    return made;
-}
-
 // Where each rank's rows go, one block after the other.
 std::vector<uint8_t*> blocks_at(uint8_t* at, const Counts& counts, size_t row) {
     std::vector<uint8_t*> places;
@@ -73,7 +53,7 @@ struct Rows {
     // Whether a result can be made: in `out`, if that has the right number of rows, or in a new array.
     bool fits() const {
         if (!x || x.dims() == 0) return false;
-        if (out.is_none()) return as_ndarray(array) || x.has_version();
+        if (out.is_none()) return has_kind(array, x);
         return into && into.dtype == x.dtype && x.same_shape(into, 1, 1) && into.dims() > 0 && x.apart_from(into);
     }
     // Makes the result of as many rows as the ranks send, as soon as that is known, and returns its memory.
@@ -89,10 +69,10 @@ struct Rows {
     }
     // With the GIL: the result. Raises an exception if `out` has another number of rows.
     nb::object make(uint64_t rows) const {
-        if (out.is_none()) return new_rows(array, x, rows);
+        if (out.is_none()) return new_like(array, rows_like(rows, x));
         if (into.rows() == rows) return nb::borrow(out);
-        const nb::object text =
-            nb::str("out: expected shape {}, got {}").format(shape_of(rows, into), shape_of(into.rows(), into));
+        const nb::object text = nb::str("out: expected shape {}, got {}")
+                                    .format(tuple_of(rows_like(rows, into)), tuple_of(rows_like(into.rows(), into)));
         PyErr_SetObject(PyExc_ValueError, text.ptr());
         nb::raise_python_error();
     }

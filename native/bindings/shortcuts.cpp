@@ -1,6 +1,6 @@
 // The common case of the array level in one call from Python: plain arrays of one dtype, whose shapes fit. Each
-// function returns whether it did the operation. If it returns False, nothing was done, and the caller takes the
-// general path, which also reports errors.
+// function returns whether it did the operation, or its result. If it returns False, or nothing, then nothing was done,
+// and the caller takes the general path, which also reports errors.
 #include "shortcuts.hpp"
 
 #include <array>
@@ -10,6 +10,7 @@
 
 #include "kernels/kernels.hpp"
 #include "plain_array.hpp"
+#include "plain_pickle.hpp"
 #include "works.hpp"
 
 using namespace rankwise;
@@ -24,11 +25,12 @@ struct OpName {
 
 std::array<OpName, 5> op_names;  // made when the module is imported
 
-// Arrays: the ranks compare their arrays' shapes, and autograd is notified of what is written. Torch: neither, as in
+// Whose call it is. Group: the ranks compare their arrays' shapes, autograd is notified of what is written, and the
+// result is a new array if `out` is None. Mpi: the same, but for new arrays. Torch: none of that, as in
 // torch.distributed, which moves elements.
-enum class Rules : uint8_t { Arrays, Torch };
+enum class Rules : uint8_t { Group, Mpi, Torch };
 template <Rules rules> Description described(const PlainArray& x) {
-    return rules == Rules::Arrays ? x.description() : Description{};
+    return rules == Rules::Torch ? Description{} : x.description();
 }
 template <Rules rules> bool done(const PlainArray& written) { return rules == Rules::Torch || written.written(); }
 
@@ -37,36 +39,102 @@ template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
     return rules == Rules::Torch ? checked_op(nb::cast<int>(op)) : reduction_named(op);
 }
 
-// Whether `out` fits a result of shape (world, *x.shape), or one in which x's axis 0 is divided into equal parts.
-bool fits_gathered(const Comm& c, const PlainArray& x, const PlainArray& out) {
-    return x && out && out.dtype == x.dtype && out.dims() > 0 && out.dim(0) == c.world_size() &&
-           x.same_shape(out, 0, 1) && x.apart_from(out);
-}
-// The same for a flat `out`, with a part like x for each rank; shapes are not compared.
-bool has_parts_like(const Comm& c, const PlainArray& x, const PlainArray& out) {
-    return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) && x.apart_from(out);
-}
-// The same where x may be this rank's part of `out`.
-bool is_part(const Comm& c, const PlainArray& x, const PlainArray& out) {
-    return x && out && out.dtype == x.dtype && out.count == x.count * uint64_t(c.world_size()) &&
-           (x.apart_from(out) || x.data == out.data + x.bytes() * size_t(c.rank()));
-}
-bool fits_split(const Comm& c, const PlainArray& x, const PlainArray& out, bool part) {
-    if (!x || !out || out.dtype != x.dtype || x.dims() == 0 || x.dim(0) % c.world_size() || !x.apart_from(out))
-        return false;
-    return out.dims() == x.dims() && out.dim(0) == (part ? x.dim(0) / c.world_size() : x.dim(0)) &&
-           x.same_shape(out, 1, 1);
-}
-// Whether `out` is a part of x's axis 0, or as long as x.
-bool fits_part(const Comm& c, const PlainArray& x, const PlainArray& out) { return fits_split(c, x, out, true); }
-bool fits_whole(const Comm& c, const PlainArray& x, const PlainArray& out) { return fits_split(c, x, out, false); }
-bool has_this_part(const Comm& c, const PlainArray& x, const PlainArray& out) { return is_part(c, out, x); }
-// Whether both have as many elements, in rows that divide into a part for each rank.
-bool has_as_many(const Comm& c, const PlainArray& x, const PlainArray& out) {
-    const auto divides = [&](const PlainArray& each) { return each.dims() > 0 && each.dim(0) % c.world_size() == 0; };
-    return x && out && out.dtype == x.dtype && out.count == x.count && x.apart_from(out) && divides(x) && divides(out);
-}
-using Fits = bool (*)(const Comm& c, const PlainArray& x, const PlainArray& out);
+// The form of a result: whether `out` fits it, and the shape of a new one, if x has such a result. That
+// is also so for an array with as many axes as NumPy allows, which the general path refuses: all ranks must do it
+// alike.
+constexpr int kMostDims = 32;  // before NumPy 2; 64 since
+
+// (world, *x.shape)
+struct Gathered {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return out.dims() > 0 && out.dim(0) == c.world_size() && x.same_shape(out, 0, 1) && x.apart_from(out);
+    }
+    static std::optional<std::vector<uint64_t>> shape(const Comm& c, const PlainArray& x) {
+        std::vector<uint64_t> shape{uint64_t(c.world_size())};
+        shape.insert(shape.end(), x.shape(), x.shape() + x.dims());
+        return shape;
+    }
+};
+// x's axis 0 divides into equal parts: one of them, or as many rows as x has.
+template <bool part> struct Split {
+    static uint64_t rows(const Comm& c, const PlainArray& x) {
+        return part ? x.rows() / uint64_t(c.world_size()) : x.rows();
+    }
+    static bool divides(const Comm& c, const PlainArray& x) { return x.dims() > 0 && x.dim(0) % c.world_size() == 0; }
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return divides(c, x) && out.dims() == x.dims() && out.rows() == rows(c, x) && x.same_shape(out, 1, 1) &&
+               x.apart_from(out);
+    }
+    static std::optional<std::vector<uint64_t>> shape(const Comm& c, const PlainArray& x) {
+        if (!divides(c, x)) return std::nullopt;
+        return rows_like(rows(c, x), x);
+    }
+};
+using OnePart = Split<true>;
+using AllParts = Split<false>;
+struct Same {
+    static bool fits(const Comm&, const PlainArray& x, const PlainArray& out) {
+        return x.same_shape(out, 0, 0) && x.apart_from(out);
+    }
+    static std::optional<std::vector<uint64_t>> shape(const Comm&, const PlainArray& x) {
+        return std::vector<uint64_t>(x.shape(), x.shape() + x.dims());
+    }
+};
+// A flat result with a part like x for each rank; shapes are not compared.
+struct Parts {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return out.count == x.count * uint64_t(c.world_size()) && x.apart_from(out);
+    }
+};
+// The same where x may be this rank's part of `out`, or where `out` may be this rank's part of x.
+struct PartsAround {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return Parts::fits(c, x, out) ||
+               (out.count == x.count * uint64_t(c.world_size()) && x.data == out.data + x.bytes() * size_t(c.rank()));
+    }
+};
+struct PartWithin {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) { return PartsAround::fits(c, out, x); }
+};
+// As many elements, in rows that divide into a part for each rank.
+struct AsMany {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return out.count == x.count && x.apart_from(out) && AllParts::divides(c, x) && AllParts::divides(c, out);
+    }
+};
+
+// Where a result of x goes, which is `array`. The object is invalid unless it fits.
+template <class Form, Rules rules> struct Result {
+    Result(const Comm& c, nb::handle array, const PlainArray& x, nb::handle out) : object(nb::borrow(out)) {
+        if constexpr (rules == Rules::Group) {
+            if (out.is_none()) {
+                make(c, array, x);
+                return;
+            }
+        }
+        memory = PlainArray(out, true);
+        if (!x || !memory || memory.dtype != x.dtype || !Form::fits(c, x, memory)) object.reset();
+    }
+    // The result, which was written.
+    nb::object done() {
+        if (rules != Rules::Torch && !is_new_) memory.written();
+        return std::move(object);
+    }
+    nb::object object;
+    PlainArray memory;
+
+private:
+    void make(const Comm& c, nb::handle array, const PlainArray& x) {
+        object.reset();
+        if (!has_kind(array, x) || x.dims() >= kMostDims) return;
+        const auto shape = Form::shape(c, x);
+        if (!shape) return;
+        object = new_like(array, *shape);
+        memory = PlainArray(object, true);
+        is_new_ = true;
+    }
+    bool is_new_ = false;
+};
 
 // What a rank contributes to a reduction in x: the elements of another array, which go there first, or x's own.
 struct Contribution {
@@ -99,7 +167,7 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
     const Contribution mine(x, given);
-    const auto named = reduction<Rules::Arrays>(op);
+    const auto named = reduction<Rules::Group>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
     mine.put();
     run(c, x.bytes(), x.description(), dst == c.rank() ? array : nb::none(),
@@ -118,57 +186,70 @@ template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from
     return src == c.rank() || done<rules>(x);
 }
 
-template <Fits fits, Rules rules = Rules::Arrays> bool all_gather(Comm& c, nb::handle array, nb::handle out) {
-    const PlainArray x(array, false), result(out, true);
-    if (!fits(c, x, result)) return false;
-    run(c, result.bytes(), described<rules>(x), out,
-        [=, &c](const CallOptions& options) { c.all_gather(x.data, result.data, x.count, DType(x.dtype), options); });
-    return done<rules>(result);
+template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle array, nb::handle out) {
+    const PlainArray x(array, false);
+    Result<Form, rules> result(c, array, x, out);
+    if (!result.object) return {};
+    run(c, result.memory.bytes(), described<rules>(x), result.object,
+        [=, &c, to = result.memory.data](const CallOptions& options) {
+            c.all_gather(x.data, to, x.count, DType(x.dtype), options);
+        });
+    return result.done();
 }
 
-// The general path refuses an array whose gathered result would have more dimensions than NumPy allows (32 before NumPy
-// 2, and 64 since). dst and the other ranks must refuse it alike, so such arrays take the general path on all ranks.
-constexpr int kMostDims = 32;
-
-template <Fits fits> bool gather(Comm& c, nb::handle array, nb::handle at, nb::handle out) {
+// The result is None but on dst.
+template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle array, nb::handle at, nb::handle out) {
     const int dst = rank_or_tag(at, c.world_size());
     const PlainArray x(array, false);
-    if (!x || x.dims() >= kMostDims || dst < 0) return false;
-    const PlainArray result(dst == c.rank() ? out : nb::handle(Py_None), true);
-    if (dst == c.rank() && !fits(c, x, result)) return false;
-    run(c, x.bytes() * size_t(c.world_size()), x.description(), dst == c.rank() ? out : nb::none(),
-        [=, &c](const CallOptions& options) { c.gather(x.data, result.data, x.count, DType(x.dtype), dst, options); });
-    return result.written();
+    if (!x || x.dims() >= kMostDims || dst < 0) return {};
+    const auto call = [&](const nb::object& result, uint8_t* to) {
+        run(c, x.bytes() * size_t(c.world_size()), x.description(), result,
+            [=, &c](const CallOptions& options) { c.gather(x.data, to, x.count, DType(x.dtype), dst, options); });
+    };
+    if (dst != c.rank()) {
+        call(nb::none(), nullptr);
+        return nb::none();
+    }
+    Result<Form, rules> result(c, array, x, out);
+    if (!result.object) return {};
+    call(result.object, result.memory.data);
+    return result.done();
 }
 
-template <Fits fits, Rules rules> bool reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
-    const PlainArray x(array, false), result(out, true);
+template <class Form, Rules rules> nb::object reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
+    const PlainArray x(array, false);
     const auto named = reduction<rules>(op);
-    if (!named || !fits(c, x, result) || !reduce_kernel(DType(x.dtype), *named)) return false;
-    run(c, x.bytes(), described<rules>(x), out, [=, &c, reduce_op = *named](const CallOptions& options) {
-        c.reduce_scatter(x.data, result.data, result.count, DType(x.dtype), reduce_op, options);
-    });
-    return done<rules>(result);
+    if (!x || !named || !reduce_kernel(DType(x.dtype), *named)) return {};
+    Result<Form, rules> result(c, array, x, out);
+    if (!result.object) return {};
+    run(c, x.bytes(), described<rules>(x), result.object,
+        [=, &c, part = result.memory, reduce_op = *named](const CallOptions& options) {
+            c.reduce_scatter(x.data, part.data, part.count, DType(x.dtype), reduce_op, options);
+        });
+    return result.done();
 }
 
-template <auto operation> bool scan(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
-    const PlainArray x(array, false), result(out, true);
-    const auto named = reduction<Rules::Arrays>(op);
-    if (!x || !result || result.dtype != x.dtype || !x.same_shape(result, 0, 0) || !x.apart_from(result)) return false;
-    if (!named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return false;
-    run(c, x.bytes(), x.description(), out, [=, &c, reduce_op = *named](const CallOptions& options) {
-        (c.*operation)(x.data, result.data, x.count, DType(x.dtype), reduce_op, options);
-    });
-    return result.written();
+template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
+    const PlainArray x(array, false);
+    const auto named = reduction<rules>(op);
+    if (!x || !named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return {};
+    Result<Same, rules> result(c, array, x, out);
+    if (!result.object) return {};
+    run(c, x.bytes(), x.description(), result.object,
+        [=, &c, to = result.memory.data, reduce_op = *named](const CallOptions& options) {
+            (c.*operation)(x.data, to, x.count, DType(x.dtype), reduce_op, options);
+        });
+    return result.done();
 }
 
-template <Fits fits, Rules rules> bool all_to_all(Comm& c, nb::handle array, nb::handle out) {
-    const PlainArray x(array, false), result(out, true);
-    if (!fits(c, x, result)) return false;
-    run(c, x.bytes(), described<rules>(x), out, [=, &c](const CallOptions& options) {
-        c.all_to_all(x.data, result.data, x.count / uint64_t(c.world_size()), DType(x.dtype), options);
+template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle array, nb::handle out) {
+    const PlainArray x(array, false);
+    Result<Form, rules> result(c, array, x, out);
+    if (!result.object) return {};
+    run(c, x.bytes(), described<rules>(x), result.object, [=, &c, to = result.memory.data](const CallOptions& options) {
+        c.all_to_all(x.data, to, x.count / uint64_t(c.world_size()), DType(x.dtype), options);
     });
-    return done<rules>(result);
+    return result.done();
 }
 
 // The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
@@ -216,7 +297,8 @@ bool scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::han
     if (!part || part.dims() == 0 || src < 0) return false;
     if (src == c.rank()) {
         const PlainArray x(array, false);
-        return fits_split(c, x, part, true) && scatter_from_here(c, x, part, src) && part.written();
+        return x && x.dtype == part.dtype && OnePart::fits(c, x, part) && scatter_from_here(c, x, part, src) &&
+               part.written();
     }
     ReceivedPart received{part, c.world_size(), {}, {}};
     const auto parts_follow =
@@ -260,7 +342,7 @@ bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
     const uint8_t* data = nullptr;
     if (src == c.rank()) {
         const PlainArray x(array, false);
-        if (!has_parts_like(c, part, x)) return false;
+        if (!x || x.dtype != part.dtype || !Parts::fits(c, part, x)) return false;
         data = x.data;
     }
     run(c, part.bytes(), part.description(), out, [=, &c](const CallOptions& options) {
@@ -274,8 +356,17 @@ bool barrier(Comm& c) {
     return true;
 }
 
-constexpr auto reduce_scatter_parts = &reduce_scatter<fits_part, Rules::Arrays>;
-constexpr auto all_to_all_parts = &all_to_all<fits_whole, Rules::Arrays>;
+// The methods: one that returns the result, or NotImplemented; the same as a condition; and one that starts the
+// operation, which returns its Work, or None.
+template <class... A> auto result_of(nb::object (*shortcut)(Comm&, A...)) {
+    return [shortcut](Comm& c, A... args) {
+        nb::object found = shortcut(c, args...);
+        return found ? found : not_implemented();
+    };
+}
+template <class... A> auto whether(nb::object (*shortcut)(Comm&, A...)) {
+    return [shortcut](Comm& c, A... args) { return bool(shortcut(c, args...)); };
+}
 
 }  // namespace
 
@@ -288,9 +379,9 @@ std::optional<ReduceOp> reduction_named(nb::handle op) {
 
 const TorchShortcuts torch_shortcuts{&all_reduce<Rules::Torch>,
                                      &broadcast<Rules::Torch>,
-                                     &all_gather<is_part, Rules::Torch>,
-                                     &reduce_scatter<has_this_part, Rules::Torch>,
-                                     &all_to_all<has_as_many, Rules::Torch>,
+                                     &all_gather<PartsAround, Rules::Torch>,
+                                     &reduce_scatter<PartWithin, Rules::Torch>,
+                                     &all_to_all<AsMany, Rules::Torch>,
                                      &barrier};
 
 void bind_shortcuts(nb::class_<Comm>& comm) {
@@ -300,31 +391,37 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     const auto src = nb::arg("src").none(), dst = nb::arg("dst").none();
     const auto group = nb::arg("group").none();
     const auto given = nb::arg("given").none() = nb::none();
-    comm.def("all_reduce_array", &all_reduce<Rules::Arrays>, x, op, given)
+    comm.def("all_reduce_array", &all_reduce<Rules::Group>, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
-        .def("broadcast_array", &broadcast<Rules::Arrays>, x, src)
-        .def("all_gather_array", &all_gather<fits_gathered>, x, out)
-        .def("gather_array", &gather<fits_gathered>, x, dst, out)
+        .def("broadcast_array", &broadcast<Rules::Group>, x, src)
         .def("scatter_array", &scatter, x, src, out, nb::arg("rest"))
-        .def("reduce_scatter_array", reduce_scatter_parts, x, op, out)
-        .def("scan_array", &scan<&Comm::scan>, x, op, out)
-        .def("exscan_array", &scan<&Comm::exscan>, x, op, out)
-        .def("all_to_all_array", all_to_all_parts, x, out)
-        .def("all_gather_parts_array", &all_gather<has_parts_like>, x, out)
-        .def("gather_parts_array", &gather<has_parts_like>, x, dst, out)
+        .def("all_gather_result", result_of(&all_gather<Gathered, Rules::Group>), x, out)
+        .def("gather_result", result_of(&gather<Gathered, Rules::Group>), x, dst, out)
+        .def("reduce_scatter_result", result_of(&reduce_scatter<OnePart, Rules::Group>), x, op, out)
+        .def("scan_result", result_of(&scan<&Comm::scan, Rules::Group>), x, op, out)
+        .def("exscan_result", result_of(&scan<&Comm::exscan, Rules::Group>), x, op, out)
+        .def("all_to_all_result", result_of(&all_to_all<AllParts, Rules::Group>), x, out)
+        .def("scan_array", whether(&scan<&Comm::scan, Rules::Mpi>), x, op, out)
+        .def("exscan_array", whether(&scan<&Comm::exscan, Rules::Mpi>), x, op, out)
+        .def("all_to_all_array", whether(&all_to_all<AllParts, Rules::Mpi>), x, out)
+        .def("all_gather_parts_array", whether(&all_gather<Parts, Rules::Mpi>), x, out)
+        .def("gather_parts_array", whether(&gather<Parts, Rules::Mpi>), x, dst, out)
         .def("scatter_parts_array", &scatter_parts, x, src, out)
         .def("start_barrier", starter(&barrier))
-        .def("start_all_reduce_array", starter(&all_reduce<Rules::Arrays>), group, x, op, given)
+        .def("start_all_reduce_array", starter(&all_reduce<Rules::Group>), group, x, op, given)
         .def("start_reduce_array", starter(&reduce), group, x, dst, op, given)
-        .def("start_broadcast_array", starter(&broadcast<Rules::Arrays>), group, x, src)
-        .def("start_all_gather_array", starter(&all_gather<fits_gathered>), group, x, out)
-        .def("start_gather_array", starter(&gather<fits_gathered>), group, x, dst, out)
-        .def("start_reduce_scatter_array", starter(reduce_scatter_parts), group, x, op, out)
-        .def("start_scan_array", starter(&scan<&Comm::scan>), group, x, op, out)
-        .def("start_exscan_array", starter(&scan<&Comm::exscan>), group, x, op, out)
-        .def("start_all_to_all_array", starter(all_to_all_parts), group, x, out)
-        .def("start_all_gather_parts_array", starter(&all_gather<has_parts_like>), group, x, out)
-        .def("start_gather_parts_array", starter(&gather<has_parts_like>), group, x, dst, out)
+        .def("start_broadcast_array", starter(&broadcast<Rules::Group>), group, x, src)
+        .def("start_all_gather_result", starter(&all_gather<Gathered, Rules::Group>), group, x, out)
+        .def("start_gather_result", starter(&gather<Gathered, Rules::Group>), group, x, dst, out)
+        .def("start_reduce_scatter_result", starter(&reduce_scatter<OnePart, Rules::Group>), group, x, op, out)
+        .def("start_scan_result", starter(&scan<&Comm::scan, Rules::Group>), group, x, op, out)
+        .def("start_exscan_result", starter(&scan<&Comm::exscan, Rules::Group>), group, x, op, out)
+        .def("start_all_to_all_result", starter(&all_to_all<AllParts, Rules::Group>), group, x, out)
+        .def("start_scan_array", starter(&scan<&Comm::scan, Rules::Mpi>), group, x, op, out)
+        .def("start_exscan_array", starter(&scan<&Comm::exscan, Rules::Mpi>), group, x, op, out)
+        .def("start_all_to_all_array", starter(&all_to_all<AllParts, Rules::Mpi>), group, x, out)
+        .def("start_all_gather_parts_array", starter(&all_gather<Parts, Rules::Mpi>), group, x, out)
+        .def("start_gather_parts_array", starter(&gather<Parts, Rules::Mpi>), group, x, dst, out)
         .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out)
         .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
 }

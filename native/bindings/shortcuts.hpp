@@ -13,9 +13,9 @@ struct TorchShortcuts {
     using Handle = nb::handle;
     bool (*all_reduce)(rankwise::Comm&, Handle x, Handle op, Handle given);
     bool (*broadcast)(rankwise::Comm&, Handle x, Handle src);
-    bool (*all_gather)(rankwise::Comm&, Handle x, Handle out);                 // x may be this rank's part of `out`
-    bool (*reduce_scatter)(rankwise::Comm&, Handle x, Handle op, Handle out);  // `out` may be this rank's part of x
-    bool (*all_to_all)(rankwise::Comm&, Handle x, Handle out);
+    nb::object (*all_gather)(rankwise::Comm&, Handle x, Handle out);                 // x may be its part of `out`
+    nb::object (*reduce_scatter)(rankwise::Comm&, Handle x, Handle op, Handle out);  // `out` may be its part of x
+    nb::object (*all_to_all)(rankwise::Comm&, Handle x, Handle out);
     bool (*barrier)(rankwise::Comm&);
 };
 extern const TorchShortcuts torch_shortcuts;

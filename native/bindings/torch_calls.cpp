@@ -96,7 +96,7 @@ public:
     nb::object all_to_all(nb::handle output, nb::handle input, nb::handle splits_out, nb::handle splits_in,
                           nb::handle opts, nb::handle timeout) {
         const auto call = [&] {
-            if (empty(splits_out) && empty(splits_in)) return torch_shortcuts.all_to_all(*comm_, input, output);
+            if (empty(splits_out) && empty(splits_in)) return bool(torch_shortcuts.all_to_all(*comm_, input, output));
             return all_to_all_rows(*comm_, input, splits_in, output, splits_out);
         };
         return make("all_to_all_single", opts, output, call, output, input, splits_out, splits_in, opts, timeout);

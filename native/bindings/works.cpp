@@ -17,13 +17,18 @@ WorkHandle::~WorkHandle() {
     if (task_ && memory_.is_valid() && !task_->ended()) task_->keep(kept(std::move(memory_)));
 }
 
+void WorkHandle::release() {
+    memory_.reset();
+    group.reset();
+}
+
 nb::object WorkHandle::wait(nb::handle timeout) {
     {
         ReleaseGilToWait released;
         if (timeout.is_none()) task_->wait(released.options());
         else task_->wait(checked_timeout(timeout), released.options());
     }
-    memory_.reset();
+    release();
     if (const auto late = std::exchange(late_, nullptr)) result_ = late->take();
     return result_;
 }
@@ -38,7 +43,7 @@ bool WorkHandle::done() {
         ReleaseGilToWait released;
         task_->done(released.options());
     }
-    if (task_->succeeded()) memory_.reset();
+    if (task_->succeeded()) release();
     return task_->ended() || task_->of_parent();  // of which `wait` raises the error
 }
 

@@ -19,8 +19,9 @@ class WorkHandle {
 public:
     // memory: owns what the engine uses. result: what `wait` returns; or late, if the operation makes it.
     WorkHandle(std::shared_ptr<rankwise::Task> task, nb::object memory, nb::object result = nb::none(),
-               std::shared_ptr<LateResult> late = nullptr)
-        : task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)), late_(std::move(late)) {}
+               std::shared_ptr<LateResult> late = nullptr, nb::object group = {})
+        : group(std::move(group)), task_(std::move(task)), memory_(std::move(memory)), result_(std::move(result)),
+          late_(std::move(late)) {}
     // A call on a stream: submit(function) queues a function, and returns its Task.
     template <class Submit> static WorkHandle of_call(nb::callable function, const Submit& submit) {
         const auto call = std::make_shared<PythonCall>(std::move(function));
@@ -38,7 +39,10 @@ public:
     bool done();
     std::string repr() const;
 
+    nb::object group;  // which is not closed as long as somebody has this, whether or not it is used otherwise
+
 private:
+    void release();
     std::shared_ptr<rankwise::Task> task_;
     nb::object memory_, result_;
     std::shared_ptr<LateResult> late_;  // which makes the result
@@ -53,9 +57,10 @@ public:
     Starting(const Starting&) = delete;
     ~Starting() { here = outer_; }
     // The Work of the call, which has been made; it keeps these objects, some of which may be invalid.
-    template <class... A> WorkHandle work(const A&... kept) {
+    template <class... A> WorkHandle work(nb::handle group, const A&... kept) {
         const auto item = [](nb::handle each) { return each.is_valid() ? each : nb::handle(Py_None); };
-        return {std::move(task), nb::make_tuple(item(place.second), item(kept)...), std::move(result), std::move(late)};
+        return {std::move(task), nb::make_tuple(item(place.second), item(kept)...), std::move(result), std::move(late),
+                nb::borrow(group)};
     }
     void set_result(nb::handle object) { result = nb::borrow(object); }
     void set_result(std::shared_ptr<LateResult> object) { late = std::move(object); }
@@ -89,11 +94,13 @@ void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& descripti
 }
 
 // A shortcut that only starts its operation: start(group, ...) returns the Work, or None if nothing was done. The Work
-// keeps the arguments and the group.
-template <class... A> auto starter(bool (*shortcut)(rankwise::Comm&, A...)) {
+// keeps the arguments, the result and the group.
+template <class Done, class... A> auto starter(Done (*shortcut)(rankwise::Comm&, A...)) {
     return [shortcut](rankwise::Comm& c, nb::handle group, A... args) -> std::optional<WorkHandle> {
         Starting starting;
-        if (!shortcut(c, args...)) return std::nullopt;
-        return starting.work(group, args...);
+        const Done done = shortcut(c, args...);
+        if (!done) return std::nullopt;
+        if constexpr (std::is_same_v<Done, bool>) return starting.work(group, args...);
+        else return starting.work(group, done, args...);
     };
 }

@@ -316,10 +316,11 @@ Tensor.__dlpack_c_exchange_api__ = capsule(FUTURE)  # type: ignore[attr-defined]
 def test_tensors_of_other_libraries_are_read() -> None:
     def ranks(group: Any) -> None:
         shortcuts, out = group.comm.shortcuts, np.zeros((1, 2), np.float32)
-        assert shortcuts.all_gather_array(Tensor(), out)
+        assert shortcuts.all_gather_result(Tensor(), out) is out
         assert out.tolist() == [[1, 2]]
         assert not shortcuts.all_reduce_array(Tensor(), "sum"), "whether they may be written is not known"
-        assert not shortcuts.all_gather_array(Refusing(), out)
-        assert not shortcuts.all_gather_array(type("Derived", (Tensor,), {})(), out)
+        assert shortcuts.all_gather_result(Tensor(), None) is NotImplemented, "nor how a new one is made"
+        assert shortcuts.all_gather_result(Refusing(), out) is NotImplemented
+        assert shortcuts.all_gather_result(type("Derived", (Tensor,), {})(), out) is NotImplemented
 
     run_ranks(ranks, 1)

@@ -240,3 +240,23 @@ def test_another_thread_completes_a_receive_before_irecv_has_returned(monkeypatc
         assert (work.source, work.tag) == (group.rank, 5)
 
     run_ranks(ranks, 1)
+
+
+def test_a_group_that_is_dropped_with_its_work_is_closed() -> None:
+    """The engine keeps the work's arrays, and not the group."""
+
+    def ranks(group: Group) -> None:
+        part = group.dup()
+        if group.rank == 0:
+            kept = part.comm
+            works = [part.all_reduce(np.ones(2), async_op=True), part.barrier(async_op=True)]
+            assert not kept.closed
+            works.append(part.all_reduce(np.ones(2, int), "band", async_op=True))  # by the general path
+            del part
+            assert not kept.closed
+            works.clear()
+            gc.collect()
+            assert kept.closed
+        group.barrier()
+
+    run_ranks(ranks, 2)

@@ -84,15 +84,6 @@ def new_tensor(shape: Shape, dtype: DType, device: torch.device | None, *, zeros
     return make(shape, dtype=_to_torch()[dtype], device=device)
 
 
-def room_for_gathered(x: Any, parts: int) -> torch.Tensor | None:
-    """A new tensor of shape (parts, *x.shape), if x is a tensor in host memory; None for anything else."""
-    module = sys.modules.get("torch")
-    if module is None or type(x) is not module.Tensor or not x.is_cpu:
-        return None
-    dtype = dtypes().get(x.dtype)
-    return None if dtype is None else new_tensor((parts, *x.shape), dtype, None)
-
-
 def device_of(tensor: torch.Tensor) -> Device | None:
     """The CUDA device that a tensor is on, with the stream on which this thread works there; None for the host."""
     import torch

@@ -61,11 +61,23 @@ class Shortcuts:
     broadcast_array: Callable[..., bool] = _not_done
     """broadcast_array(x, src)"""
 
-    all_gather_array: Callable[..., bool] = _not_done
-    """all_gather_array(x, out)"""
+    all_gather_result: Callable[..., Any] = _not_taken
+    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next five likewise."""
 
-    gather_array: Callable[..., bool] = _not_done
-    """gather_array(x, dst, out)"""
+    gather_result: Callable[..., Any] = _not_taken
+    """gather_result(x, dst, out): None off dst."""
+
+    reduce_scatter_result: Callable[..., Any] = _not_taken
+    """reduce_scatter_result(x, op, out): x's axis 0 divides into equal parts, as in all_to_all_result."""
+
+    all_to_all_result: Callable[..., Any] = _not_taken
+    """all_to_all_result(x, out)"""
+
+    scan_result: Callable[..., Any] = _not_taken
+    """scan_result(x, op, out)"""
+
+    exscan_result: Callable[..., Any] = _not_taken
+    """exscan_result(x, op, out): the result of rank 0 is not written."""
 
     scatter_array: Callable[..., bool] = _not_done
     """scatter_array(x, src, out, rest): on other ranks, rest(header, part, out, src) completes it if src's header
@@ -73,9 +85,6 @@ class Shortcuts:
 
     part: this rank's part if it came with the header, else None.
     """
-
-    reduce_scatter_array: Callable[..., bool] = _not_done
-    """reduce_scatter_array(x, op, out)"""
 
     scan_array: Callable[..., bool] = _not_done
     """scan_array(x, op, out): out has x's shape."""
@@ -215,9 +224,12 @@ class Shortcuts:
     start_all_reduce_array: Callable[..., Any] = nothing
     start_reduce_array: Callable[..., Any] = nothing
     start_broadcast_array: Callable[..., Any] = nothing
-    start_all_gather_array: Callable[..., Any] = nothing
-    start_gather_array: Callable[..., Any] = nothing
-    start_reduce_scatter_array: Callable[..., Any] = nothing
+    start_all_gather_result: Callable[..., Any] = nothing
+    start_gather_result: Callable[..., Any] = nothing
+    start_reduce_scatter_result: Callable[..., Any] = nothing
+    start_all_to_all_result: Callable[..., Any] = nothing
+    start_scan_result: Callable[..., Any] = nothing
+    start_exscan_result: Callable[..., Any] = nothing
     start_all_to_all_array: Callable[..., Any] = nothing
     start_scan_array: Callable[..., Any] = nothing
     start_exscan_array: Callable[..., Any] = nothing

@@ -90,7 +90,7 @@ class GroupBase:
         if async_op:
             # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have been used
             # in a computation that autograd follows.
-            return self.pending.own(self.comm.start(call, (self, reads, writes), finish()))
+            return self.pending.own(self.comm.start(call, (reads, writes), finish()), self)
         self._collectives.run(call)
         return finish()
 
@@ -123,10 +123,11 @@ class GroupBase:
 
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
-        gathered = np.empty((self.world_size, *values.shape), np.int64)
-        if not self._shortcuts.all_gather_array(values, gathered):
-            self._collectives.all_gather(address(values), address(gathered), values.size, DType.I64)
-        return gathered
+        found: IntArray = self._shortcuts.all_gather_result(values, None)
+        if found is NotImplemented:
+            found = np.empty((self.world_size, *values.shape), np.int64)
+            self._collectives.all_gather(address(values), address(found), values.size, DType.I64)
+        return found
 
     def _exchange_ints(self, values: IntArray) -> IntArray:
         """Send one int64 to each rank: values[j] goes to rank j. Returns the ints received, by rank."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from rankwise.arrays import buffers, ops, torch
+from rankwise.arrays import buffers, ops
 from rankwise.arrays.base import Buffer, Kind
 from rankwise.arrays.buffers import source, target
 from rankwise.arrays.numpy import NUMPY
@@ -190,10 +190,10 @@ class Collectives(GroupBase):
             [[0, 0], [1, 1]]
         """
         if async_op:
-            if work := self._shortcuts.start_gather_array(self, x, dst, out):
+            if work := self._shortcuts.start_gather_result(self, x, dst, out):
                 return work
-        elif self._shortcuts.gather_array(x, dst, out):
-            return out if dst == self.rank else None
+        elif (found := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
+            return found
         dst = self._rank(dst, "dst")
         given = source(x)
         shape = buffers.gathered_shape(self.world_size, given)
@@ -218,17 +218,11 @@ class Collectives(GroupBase):
             >>> group.all_gather(np.full(2, group.rank)).tolist()
             [[0, 0], [1, 1]]
         """
-        into = out
-        if out is None and type(x) is np.ndarray:
-            if x.ndim < NUMPY.max_dims:
-                into = np.empty((self.world_size, *x.shape), x.dtype)
-        elif out is None:
-            into = torch.room_for_gathered(x, self.world_size)
         if async_op:
-            if work := self._shortcuts.start_all_gather_array(self, x, into):
+            if work := self._shortcuts.start_all_gather_result(self, x, out):
                 return work
-        elif self._shortcuts.all_gather_array(x, into):
-            return into
+        elif (found := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
+            return found
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
         call = Call(ALL_GATHER, given.ptr, result.ptr, given.count, given.dtype)
@@ -349,10 +343,10 @@ class Collectives(GroupBase):
             True
         """
         if async_op:
-            if work := self._shortcuts.start_reduce_scatter_array(self, x, op, out):
+            if work := self._shortcuts.start_reduce_scatter_result(self, x, op, out):
                 return work
-        elif self._shortcuts.reduce_scatter_array(x, op, out):
-            return out
+        elif (found := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
+            return found
         given = check_axis_0(source(x))
         if ops.is_composed(op):
             rows = divided(given.shape[0], self.world_size)
@@ -392,10 +386,10 @@ class Collectives(GroupBase):
             True
         """
         if async_op:
-            if work := self._shortcuts.start_all_to_all_array(self, x, out):
+            if work := self._shortcuts.start_all_to_all_result(self, x, out):
                 return work
-        elif self._shortcuts.all_to_all_array(x, out):
-            return out
+        elif (found := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
+            return found
         given = check_axis_0(source(x))
         world = self.world_size
         own = self._part(given.shape)

@@ -50,12 +50,11 @@ class Scans(GroupBase):
             >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
             True
         """
-        into = np.empty_like(x) if out is None and type(x) is np.ndarray else out
         if async_op:
-            if work := self._shortcuts.start_scan_array(self, x, op, into):
+            if work := self._shortcuts.start_scan_result(self, x, op, out):
                 return work
-        elif self._shortcuts.scan_array(x, op, into):
-            return into
+        elif (found := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
+            return found
         return self._scan(x, op, out, async_op, exclusive=False)
 
     @overload
@@ -80,16 +79,15 @@ class Scans(GroupBase):
             >>> int(group.exscan(5)) == 5 * group.rank
             True
         """
-        into = np.empty_like(x) if out is None and type(x) is np.ndarray else out
         if self.rank == 0:  # it has the neutral element to write
-            if op == "sum" and type(into) is np.ndarray and not async_op and self._shortcuts.exscan_array(x, op, into):
-                into.fill(0)
-                return into
+            if op == "sum" and not async_op and (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+                found[...] = 0
+                return found
         elif async_op:
-            if work := self._shortcuts.start_exscan_array(self, x, op, into):
+            if work := self._shortcuts.start_exscan_result(self, x, op, out):
                 return work
-        elif self._shortcuts.exscan_array(x, op, into):
-            return into
+        elif (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+            return found
         return self._scan(x, op, out, async_op, exclusive=True)
 
     def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:

@@ -46,12 +46,16 @@ class Pending:
             self._sweep_at = max(_FEW, 4 * len(self.works))
         self.works[id(work)] = work
 
-    def own(self, work: Work[T]) -> Work[T]:
+    def own(self, work: Any, group: object = None) -> Any:
         """The Work of an operation that was started and goes on even if the caller drops it.
 
-        It is the communicator's own if that keeps its memory and tells of its failure, as the engine's does.
+        It is the communicator's own if that keeps its memory and tells of its failure, as the engine's does. group: is
+        not closed as long as the caller has the Work.
         """
-        return work if hasattr(work, "waited") else ArrayWork(work, work.wait, self).started()
+        if hasattr(work, "waited"):
+            work.group = group
+            return work
+        return ArrayWork(work, work.wait, self, group).started()
 
     def remove(self, work: ArrayWork[Any]) -> None:
         self.works.pop(id(work), None)
