@@ -257,24 +257,59 @@ template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle arr
 using collectives::ArrayHeader;
 constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
-// On the other ranks: the received header, and the memory for the part.
-struct ReceivedPart {
-    const PlainArray& part;  // receives the part if it fits
-    const int n;
-    ArrayHeader header;
-    std::vector<uint8_t> other;  // receives a part that travels with the header and does not fit
-
+// On the other ranks: the received header, and the memory for the part, which is that of `out`, or of an array that
+// `make` makes as soon as it is known.
+class ReceivedPart {
+public:
+    ReceivedPart(const Comm& c, nb::handle array, nb::handle out, nb::handle make)
+        : n_(c.world_size()), array_(array), out_(out), make_(make), given_(out, true) {}
+    // Whether the rest of the call can be made here.
+    bool known() const {
+        return out_.is_none() ? array_.is_none() || PlainArray(array_, false) : given_ && given_.dims() > 0;
+    }
     bool fits() const {
-        bool same = header.dtype == part.dtype && header.dims == part.dims() && header.dim[0] % n == 0 &&
-                    header.dim[0] / n == part.dim(0);
-        for (int i = 1; same && i < part.dims(); ++i) same = i < ArrayHeader::kDims && header.dim[i] == part.dim(i);
+        if (header.dims < 1 || header.dims > ArrayHeader::kDims || header.dim[0] % n_) return false;
+        if (out_.is_none()) return true;
+        bool same = header.dtype == given_.dtype && header.dims == given_.dims() && header.dim[0] / n_ == given_.dim(0);
+        for (int i = 1; same && i < given_.dims(); ++i) same = header.dim[i] == given_.dim(i);
         return same;
     }
+    // The memory for the part, which comes with the header.
     uint8_t* operator()(size_t bytes) {
-        if (fits()) return part.data;
+        if (fits()) return memory(bytes);
         other.resize(bytes);
         return other.data();
     }
+    uint8_t* memory(size_t bytes) {
+        if (!out_.is_none()) return given_.data;
+        if (made_) return made_;
+        return made_ = late_.room(bytes, [&] {
+            nb::list shape;
+            shape.append(header.dim[0] / n_);
+            for (int i = 1; i < header.dims; ++i) shape.append(header.dim[i]);
+            nb::object part = make_(array_, out_, nb::tuple(shape), header.dtype);
+            uint8_t* const at = PlainArray(part, true).data;
+            late_.set(std::move(part));
+            return at;
+        });
+    }
+    nb::object take() {
+        late_.check();
+        if (out_.is_none()) return late_.take();
+        given_.written();
+        return nb::borrow(out_);
+    }
+    size_t given_bytes() const { return given_ ? given_.bytes() : 0; }
+
+    ArrayHeader header{};
+    std::vector<uint8_t> other;  // a part that came with the header and does not fit
+
+private:
+    const int n_;
+    const nb::handle array_, out_, make_;
+    const PlainArray given_;
+    LateResult late_;
+    uint8_t* made_ = nullptr;
 };
 
 bool scatter_from_here(Comm& c, const PlainArray& x, const PlainArray& part, int src) {
@@ -290,28 +325,31 @@ bool scatter_from_here(Comm& c, const PlainArray& x, const PlainArray& part, int
 nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
 
 // After the header has been exchanged, the other ranks rely on this one. So if `out` does not fit,
-// `rest(header, part, out, src)` completes the operation; part is this rank's part if it came with the header, or None.
-bool scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::handle rest) {
+// `rest(header, part, x, out, src)` completes the operation; part is this rank's part if it came with the header, or
+// None.
+nb::object scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::handle make, nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
-    const PlainArray part(out, true);
-    if (!part || part.dims() == 0 || src < 0) return false;
+    if (src < 0) return {};
     if (src == c.rank()) {
         const PlainArray x(array, false);
-        return x && x.dtype == part.dtype && OnePart::fits(c, x, part) && scatter_from_here(c, x, part, src) &&
-               part.written();
+        Result<OnePart, Rules::Group> part(c, array, x, out);
+        return part.object && scatter_from_here(c, x, part.memory, src) ? part.done() : nb::object();
     }
-    ReceivedPart received{part, c.world_size(), {}, {}};
-    const auto parts_follow =
-        c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src, ArrayCall(part.bytes()));
+    ReceivedPart received(c, array, out, make);
+    if (!received.known()) return {};
+    const auto parts_follow = c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src,
+                                                  ArrayCall(received.given_bytes()));
     if (received.fits()) {
-        if (parts_follow) c.scatter(nullptr, part.data, part.count, DType(part.dtype), src, ArrayCall(part.bytes()));
-        return part.written();
+        const auto dtype = DType(received.header.dtype);
+        const size_t bytes = received.header.bytes() / size_t(c.world_size());
+        if (parts_follow)
+            c.scatter(nullptr, received.memory(bytes), bytes / itemsize(dtype), dtype, src, ArrayCall(bytes));
+        return received.take();
     }
     nb::list given;
     const auto* header = reinterpret_cast<const int64_t*>(&received.header);
     for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
-    rest(given, parts_follow ? nb::none() : bytes_of(received.other), out, from);
-    return true;
+    return rest(given, parts_follow ? nb::none() : bytes_of(received.other), array, out, from);
 }
 
 // The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
@@ -394,7 +432,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     comm.def("all_reduce_array", &all_reduce<Rules::Group>, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
         .def("broadcast_array", &broadcast<Rules::Group>, x, src)
-        .def("scatter_array", &scatter, x, src, out, nb::arg("rest"))
+        .def("scatter_result", result_of(&scatter), x, src, out, nb::arg("make"), nb::arg("rest"))
         .def("all_gather_result", result_of(&all_gather<Gathered, Rules::Group>), x, out)
         .def("gather_result", result_of(&gather<Gathered, Rules::Group>), x, dst, out)
         .def("reduce_scatter_result", result_of(&reduce_scatter<OnePart, Rules::Group>), x, op, out)

@@ -62,7 +62,7 @@ class Shortcuts:
     """broadcast_array(x, src)"""
 
     all_gather_result: Callable[..., Any] = _not_taken
-    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next five likewise."""
+    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next six likewise."""
 
     gather_result: Callable[..., Any] = _not_taken
     """gather_result(x, dst, out): None off dst."""
@@ -79,11 +79,10 @@ class Shortcuts:
     exscan_result: Callable[..., Any] = _not_taken
     """exscan_result(x, op, out): the result of rank 0 is not written."""
 
-    scatter_array: Callable[..., bool] = _not_done
-    """scatter_array(x, src, out, rest): on other ranks, rest(header, part, out, src) completes it if src's header
-    shows that `out` does not fit.
-
-    part: this rank's part if it came with the header, else None.
+    scatter_result: Callable[..., Any] = _not_taken
+    """scatter_result(x, src, out, make, rest): likewise. make(x, out, shape, dtype) returns the array for a part off
+    src; its errors are raised after the operation. rest(header, part, x, out, src) completes it there, and returns the
+    result, if src's header shows that `out` does not fit. part: this rank's part if it came with the header, else None.
     """
 
     scan_array: Callable[..., bool] = _not_done

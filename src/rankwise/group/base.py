@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise.arrays import buffers
+from rankwise.arrays import buffers, dtypes
 from rankwise.arrays.base import Buffer, Kind, Shape
 from rankwise.arrays.dtypes import DTYPES
-from rankwise.arrays.numpy import address
+from rankwise.arrays.numpy import NUMPY, address
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import RankwiseError, UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
@@ -113,7 +113,7 @@ class GroupBase:
         """Off src: the array that a received header describes, without memory."""
         if header[1] > _DIMS:
             header = header + self._broadcast_ints(np.zeros(_MORE_DIMS, np.int64), src).tolist()
-        return Buffer(0, 0, DTYPES[header[0]], tuple(header[2 : 2 + header[1]]), None, kind, None)
+        return without_memory(tuple(header[2 : 2 + header[1]]), DTYPES[header[0]], kind)
 
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
@@ -262,6 +262,18 @@ def header_of(given: Buffer) -> Any:
     header = np.zeros(HEADER + _MORE_DIMS, np.int64)
     header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
     return header
+
+
+def array_for_part(x: Any, out: Any, shape: Shape, dtype: int) -> Any:
+    """The array for a part: `out`, or a new one of the kind of x, which may be None. Raises an error about `out`."""
+    if out is None and (x is None or type(x) is np.ndarray):
+        return np.empty(shape, dtypes.to_numpy(DTYPES[dtype]))
+    kind = NUMPY if x is None else buffers.source(x).kind
+    return buffers.result(out, shape, without_memory(shape, DTYPES[dtype], kind)).finish()
+
+
+def without_memory(shape: Shape, dtype: DType, kind: Kind) -> Buffer:
+    return Buffer(0, 0, dtype, shape, None, kind, None)
 
 
 def nothing() -> None:

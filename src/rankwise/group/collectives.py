@@ -28,7 +28,7 @@ from rankwise.contract.operations import (
 )
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import HEADER, GroupBase, check_axis_0, header_of, split_counts
+from rankwise.group.base import HEADER, GroupBase, array_for_part, check_axis_0, header_of, split_counts
 
 T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
@@ -253,8 +253,10 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
             True
         """
-        if not async_op and out is not None and self._shortcuts.scatter_array(x, src, out, self._scatter_described):
-            return out
+        if not async_op:
+            found = self._shortcuts.scatter_result(x, src, out, array_for_part, self._scatter_described)
+            if found is not NotImplemented:
+                return found
         return self._scatter_any(x, src, out, async_op)
 
     def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
@@ -293,10 +295,11 @@ class Collectives(GroupBase):
         self._broadcast_ints(header, src)
         return None
 
-    def _scatter_described(self, header: list[int], part: bytes | None, out: Any, src: int) -> Any:
+    def _scatter_described(self, header: list[int], part: bytes | None, x: Any, out: Any, src: int) -> Any:
         """Off src, the rest of a scatter after the header. part: this rank's part, if it came with the header."""
         with self._whole:
-            result = self._receive_described(header, part, out, src, NUMPY)
+            kind = NUMPY if x is None else source(x).kind
+            result = self._receive_described(header, part, out, src, kind)
         return self._finished(*result)
 
     def _receive_described(

@@ -80,7 +80,11 @@ class Scans(GroupBase):
             True
         """
         if self.rank == 0:  # it has the neutral element to write
-            if op == "sum" and not async_op and (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+            if (
+                op == "sum"
+                and not async_op
+                and (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented
+            ):
                 found[...] = 0
                 return found
         elif async_op:

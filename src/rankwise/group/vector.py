@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from rankwise.arrays import buffers, dtypes, ops
-from rankwise.arrays.base import Buffer, Kind, Shape
+from rankwise.arrays import buffers, ops
+from rankwise.arrays.base import Buffer, Shape
 from rankwise.arrays.buffers import source
 from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.numpy import NUMPY
@@ -20,7 +20,15 @@ from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, R
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import HEADER, GroupBase, check_axis_0, header_of, shaped
+from rankwise.group.base import (
+    HEADER,
+    GroupBase,
+    array_for_part,
+    check_axis_0,
+    header_of,
+    shaped,
+    without_memory,
+)
 
 D = TypeVar("D", bound=np.dtype[Any])
 Counts: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]"
@@ -137,9 +145,9 @@ class VectorCollectives(GroupBase):
             True
         """
         if async_op:
-            if work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, _part):
+            if work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, array_for_part):
                 return work
-        elif (found := self._shortcuts.scatter_rows(x, counts, src, out, _part)) is not NotImplemented:
+        elif (found := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented:
             return found
         return self._scatter_rows(x, counts, src, out, async_op)
 
@@ -173,7 +181,7 @@ class VectorCollectives(GroupBase):
 
             def body() -> Any:
                 if native is not None:
-                    part = _LatePart(self, out, _described((), DType.U8, kind))
+                    part = _LatePart(self, out, without_memory((), DType.U8, kind))
                     native("scatter_v", 0, [], DType.U8, (), src, [], part.room)
                     return part.finish()
                 with self._whole:
@@ -353,20 +361,7 @@ class _LatePart(_LateRows):
 
     def room(self, counts: list[int], words: list[int]) -> int:
         shape = (counts[self._group.rank], *words[1:])
-        return self._made(shape, _described(shape, DTYPES[words[0]], self._like.kind))
-
-
-def _part(x: Any, out: Any, shape: Shape, dtype: int) -> Any:
-    """The array for a part: `out`, or a new one of the kind of x, which may be None. Raises an error about `out`."""
-    if out is None and (x is None or type(x) is np.ndarray):
-        return np.empty(shape, dtypes.to_numpy(DTYPES[dtype]))
-    kind = NUMPY if x is None else source(x).kind
-    return buffers.result(out, shape, _described(shape, DTYPES[dtype], kind)).finish()
-
-
-def _described(shape: Shape, dtype: DType, kind: Kind) -> Buffer:
-    """An array without memory."""
-    return Buffer(0, 0, dtype, shape, None, kind, None)
+        return self._made(shape, without_memory(shape, DTYPES[words[0]], self._like.kind))
 
 
 def _same_place(result: Buffer, counts: list[int], words: list[int]) -> int:
