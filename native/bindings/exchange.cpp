@@ -3,6 +3,7 @@
 #include "base/aligned_memory.hpp"
 #include "messages.hpp"
 #include "plain_array.hpp"
+#include "plain_pickle.hpp"
 
 using namespace rankwise;
 
@@ -67,26 +68,47 @@ bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     return x.written();
 }
 
-// Sends x and receives `out`, at the same time: exactly `out`, or with `up_to` as in MPI. Returns (source, tag, bytes).
-nb::object sendrecv_array(Comm& c, nb::handle array, nb::handle to, nb::handle send_label, nb::handle out,
-                          nb::handle from, nb::handle label, bool up_to) {
+// Sends x and receives y at the same time: exactly y, or with `up_to` as in MPI. Nothing, if an argument is unusual.
+std::optional<Arrival> sendrecv(Comm& c, const MessageArray& x, nb::handle to, nb::handle send_label,
+                                const MessageArray& y, nb::handle from, nb::handle label, bool up_to) {
     const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
     const int first = up_to ? kAny : 0, src = rank_or_tag(from, c.world_size(), first);
     const int tag = rank_or_tag(label, kTags, first);
-    const MessageArray x(array, false), y(out, true, !up_to);
-    if (!x || !y || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return nb::none();
+    if (!x || !y || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
     Packed sent(x), received(y);
-    if (!received.writable()) return nb::none();
-    Arrival a;
-    {
-        const ArrayCall call(x.bytes() + y.bytes());
-        const Transfer sends{sent.read(!x.apart_from(y)), x.count, DType(x.dtype), dst, send_tag};
-        const Transfer receives{received.room(), y.count, DType(y.dtype), src, tag, up_to};
-        a = c.messages().exchange({&sends, 1}, {&receives, 1}, call);
-        received.write();
-    }
+    if (!received.writable()) return std::nullopt;
+    const ArrayCall call(x.bytes() + y.bytes());
+    const Transfer sends{sent.read(!x.apart_from(y)), x.count, DType(x.dtype), dst, send_tag};
+    const Transfer receives{received.room(), y.count, DType(y.dtype), src, tag, up_to};
+    const Arrival a = c.messages().exchange({&sends, 1}, {&receives, 1}, call);
+    received.write();
+    return a;
+}
+
+// As in MPI: (source, tag, bytes), or None.
+std::optional<std::tuple<int, int, uint64_t>> sendrecv_array(Comm& c, nb::handle array, nb::handle to,
+                                                             nb::handle send_label, nb::handle out, nb::handle from,
+                                                             nb::handle label) {
+    const MessageArray y(out, true, false);
+    const auto a = sendrecv(c, MessageArray(array, false), to, send_label, y, from, label, true);
+    if (!a) return std::nullopt;
     y.written();
-    return nb::make_tuple(a.source, a.tag, a.count * itemsize(a.dtype));
+    return std::tuple(a->source, a->tag, a->count * itemsize(a->dtype));
+}
+
+// The array that has received the message: `out`, or, if that is None, a new one like x.
+nb::object sendrecv_result(Comm& c, nb::handle array, nb::handle to, nb::handle from, nb::handle label,
+                           nb::handle out) {
+    const MessageArray x(array, false);
+    nb::object into = nb::borrow(out);
+    if (out.is_none()) {
+        if (!has_kind(array, x)) return not_implemented();
+        into = new_like(array, {x.shape(), x.shape() + x.dims()});
+    }
+    const MessageArray y(into, true);
+    if (!sendrecv(c, x, to, label, y, from, label, false)) return not_implemented();
+    if (!out.is_none()) y.written();
+    return into;
 }
 
 // ---- the exchange of ghost cells between neighbours along one axis of an array ----
@@ -156,7 +178,8 @@ void bind_exchange(nb::class_<Comm>& comm) {
     const auto dst = nb::arg("dst").none(), tag = nb::arg("tag").none();
     comm.def("send_array", &send_array, x, dst, tag)
         .def("recv_array", &recv_array, x, src, tag)
-        .def("sendrecv_array", &sendrecv_array, x, dst, nb::arg("send_tag").none(), out, src, tag, nb::arg("up_to"))
+        .def("sendrecv_array", &sendrecv_array, x, dst, nb::arg("send_tag").none(), out, src, tag)
+        .def("sendrecv_result", &sendrecv_result, x, dst, src, tag, out)
         .def("exchange_halo_array", &exchange_halo, x, nb::arg("before").none(), nb::arg("after").none(),
              nb::arg("width"), nb::arg("dimension"));
 }

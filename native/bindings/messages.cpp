@@ -51,14 +51,14 @@ nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle labe
 }
 
 // start: Messages::recv or Messages::recv_message. first: as of rank_or_tag. unnoticed: autograd is not to be notified.
-// Otherwise, and below, the general path receives tensors with a version, as that must be done when the message has
-// come.
+// It is now, as of a collective that is only started: the program may not use the array until the message has come.
 template <auto start>
 std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first,
                                        bool unnoticed = false) {
     const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
     const PlainArray x(array, true);
-    if (!x || (x.has_version() && !unnoticed) || src < kAny || tag < kAny) return nullptr;
+    if (!x || src < kAny || tag < kAny) return nullptr;
+    if (!unnoticed) x.written();
     ReleaseGilToWait released(x.bytes());
     return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
 }
@@ -87,7 +87,8 @@ using SourceTagBytes = std::tuple<int, int, uint64_t>;
 std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
     const PlainArray x(array, true);
-    if (!x || x.has_version() || src < kAny || tag < kAny) return std::nullopt;
+    if (!x || src < kAny || tag < kAny) return std::nullopt;
+    x.written();
     ReleaseGilToWait released(x.bytes());
     const Arrival a = c.messages().recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
     return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));

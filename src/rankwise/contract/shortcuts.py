@@ -196,8 +196,11 @@ class Shortcuts:
     """
 
     sendrecv_array: Callable[..., tuple[int, int, int] | None] = nothing
-    """sendrecv_array(x, dst, send_tag, out, src, tag, up_to): send x, and receive exactly `out`, which may be x: (the
-    source, tag and bytes of what has come). up_to: as recv_array_up_to does.
+    """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and receive as recv_array_up_to does."""
+
+    sendrecv_result: Callable[..., Any] = _not_taken
+    """sendrecv_result(x, dst, src, tag, out): send x, and receive exactly `out`, which may be x, or a new array like x
+    if that is None; returns the array.
     """
 
     exchange_halo_array: Callable[..., bool] = _not_done

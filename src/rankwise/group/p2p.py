@@ -186,9 +186,9 @@ class PointToPoint(GroupBase):
             True
         """
         if not async_op and not self._kept:
-            into = np.empty(x.shape, x.dtype) if out is None and type(x) is np.ndarray else out
-            if self._shortcuts.sendrecv_array(x, dst, tag, into, src, tag, False):
-                return into
+            found = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
+            if found is not NotImplemented:
+                return found
         given, to, number = self._outgoing(x, dst, tag)
         if out is not None:
             into = buffers.writable(out)

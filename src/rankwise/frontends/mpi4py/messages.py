@@ -170,7 +170,7 @@ class Messages(Handle[Context]):
     ) -> None:
         x, into, context = plain(sendbuf), plain(recvbuf), self._h or self._live()
         try:
-            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag, True)
+            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag)
         except MismatchError:  # it is sent; what comes is too long, or an object
             _finish(self.Irecv(recvbuf, source, recvtag)._live(), status)
             return
