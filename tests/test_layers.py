@@ -96,7 +96,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
-    "frontends": {"Work"},
+    "frontends": {"Request", "Work"},
     "pool": {"FileCopy", "Segment", "SegmentView", "end_with"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }

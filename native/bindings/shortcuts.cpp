@@ -394,6 +394,71 @@ bool barrier(Comm& c) {
     return true;
 }
 
+// A number of Python's, as an array without axes.
+class Number {
+public:
+    explicit Number(nb::handle object) {
+        int overflow = 0;
+        if (PyFloat_CheckExact(object.ptr())) set(DType::F64, PyFloat_AS_DOUBLE(object.ptr()));
+        else if (PyBool_Check(object.ptr())) set(DType::BOOL, object.ptr() == Py_True);
+        else if (PyLong_CheckExact(object.ptr()))
+            set(DType::I64, PyLong_AsLongLongAndOverflow(object.ptr(), &overflow));
+        if (overflow) known_ = false;
+    }
+    explicit operator bool() const { return known_; }
+    DType dtype() const { return dtype_; }
+    // Makes call(address, options), which may change it.
+    template <class Call> void run(Comm& c, const Call& call) {
+        ::run(c, itemsize(dtype_), Description{Op::None, 0, nullptr}, nb::none(),
+              [&](const CallOptions& options) { call(bytes_, options); });
+    }
+    nb::object object() const {
+        if (dtype_ == DType::F64) return nb::float_(get<double>());
+        if (dtype_ == DType::BOOL) return nb::bool_(get<bool>());
+        return nb::int_(get<int64_t>());
+    }
+
+private:
+    template <class T> void set(DType dtype, T value) {
+        known_ = true;
+        dtype_ = dtype;
+        std::memcpy(bytes_, &value, sizeof value);
+    }
+    template <class T> T get() const {
+        T value;
+        std::memcpy(&value, bytes_, sizeof value);
+        return value;
+    }
+    alignas(8) uint8_t bytes_[8];
+    DType dtype_ = DType::F64;
+    bool known_ = false;
+};
+
+nb::object all_reduce_number(Comm& c, nb::handle object, nb::handle op) {
+    Number x(object);
+    const auto named = reduction_named(op);
+    if (!x || !named || !reduce_kernel(x.dtype(), *named)) return {};
+    x.run(c, [&](void* at, const CallOptions& options) { c.all_reduce(at, 1, x.dtype(), *named, options); });
+    return x.object();
+}
+
+nb::object reduce_number(Comm& c, nb::handle object, nb::handle to, nb::handle op) {
+    Number x(object);
+    const int dst = rank_or_tag(to, c.world_size());
+    const auto named = reduction_named(op);
+    if (!x || dst < 0 || !named || !reduce_kernel(x.dtype(), *named)) return {};
+    x.run(c, [&](void* at, const CallOptions& options) { c.reduce(at, 1, x.dtype(), *named, dst, options); });
+    return dst == c.rank() ? x.object() : nb::none();
+}
+
+nb::object broadcast_number(Comm& c, nb::handle object, nb::handle from) {
+    Number x(object);
+    const int src = rank_or_tag(from, c.world_size());
+    if (!x || src < 0) return {};
+    x.run(c, [&](void* at, const CallOptions& options) { c.broadcast(at, 1, x.dtype(), src, options); });
+    return x.object();
+}
+
 // The methods: one that returns the result, or NotImplemented; the same as a condition; and one that starts the
 // operation, which returns its Work, or None.
 template <class... A> auto result_of(nb::object (*shortcut)(Comm&, A...)) {
@@ -432,6 +497,9 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     comm.def("all_reduce_array", &all_reduce<Rules::Group>, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
         .def("broadcast_array", &broadcast<Rules::Group>, x, src)
+        .def("all_reduce_number", result_of(&all_reduce_number), x, op)
+        .def("reduce_number", result_of(&reduce_number), x, dst, op)
+        .def("broadcast_number", result_of(&broadcast_number), x, src)
         .def("scatter_result", result_of(&scatter), x, src, out, nb::arg("make"), nb::arg("rest"))
         .def("all_gather_result", result_of(&all_gather<Gathered, Rules::Group>), x, out)
         .def("gather_result", result_of(&gather<Gathered, Rules::Group>), x, dst, out)

@@ -61,6 +61,15 @@ class Shortcuts:
     broadcast_array: Callable[..., bool] = _not_done
     """broadcast_array(x, src)"""
 
+    all_reduce_number: Callable[..., Any] = _not_taken
+    """all_reduce_number(x, op): returns the result of a number of Python's. The next two likewise."""
+
+    reduce_number: Callable[..., Any] = _not_taken
+    """reduce_number(x, dst, op): None off dst."""
+
+    broadcast_number: Callable[..., Any] = _not_taken
+    """broadcast_number(x, src)"""
+
     all_gather_result: Callable[..., Any] = _not_taken
     """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next six likewise."""
 

@@ -100,6 +100,8 @@ class Collectives(GroupBase):
                 return work
         elif self._shortcuts.all_reduce_array(x, op):
             return x
+        elif (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
+            return found
         buffer = target(x)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
@@ -125,6 +127,8 @@ class Collectives(GroupBase):
                 return work
         elif self._shortcuts.broadcast_array(x, src):
             return x
+        elif (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
+            return found
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
         call = Call(BROADCAST, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, root=src)
@@ -159,6 +163,8 @@ class Collectives(GroupBase):
                 return work
         elif self._shortcuts.reduce_array(x, dst, op):
             return x if dst == self.rank else None
+        elif (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
+            return found
         dst = self._rank(dst, "dst")
         buffer = target(x) if dst == self.rank else source(x)
         if ops.is_composed(op):

@@ -80,11 +80,8 @@ class Scans(GroupBase):
             True
         """
         if self.rank == 0:  # it has the neutral element to write
-            if (
-                op == "sum"
-                and not async_op
-                and (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented
-            ):
+            found = NotImplemented if async_op or op != "sum" else self._shortcuts.exscan_result(x, op, out)
+            if found is not NotImplemented:
                 found[...] = 0
                 return found
         elif async_op:

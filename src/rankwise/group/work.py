@@ -46,14 +46,14 @@ class Pending:
             self._sweep_at = max(_FEW, 4 * len(self.works))
         self.works[id(work)] = work
 
-    def own(self, work: Any, group: object = None) -> Any:
+    def own(self, work: Work[T], group: object = None) -> Work[T]:
         """The Work of an operation that was started and goes on even if the caller drops it.
 
         It is the communicator's own if that keeps its memory and tells of its failure, as the engine's does. group: is
         not closed as long as the caller has the Work.
         """
         if hasattr(work, "waited"):
-            work.group = group
+            setattr(work, "group", group)  # noqa: B010 - other Works have none
             return work
         return ArrayWork(work, work.wait, self, group).started()
 

@@ -178,6 +178,7 @@ def operations_of_a_group(group: rw.Group) -> list[Function]:
         lambda x: group.all_reduce((x * 2).reshape(2, 2)[:, 0]),
         lambda x: group.all_reduce(x * 2, lambda a, b: a - b),
         lambda x: group.all_reduce(x * 2, async_op=True).wait() + 1,
+        lambda x: (work := group.all_reduce(x * 2, async_op=True), group.all_reduce(x * 3), work.wait())[2] + 1,
         lambda x: group.broadcast(x * 2, 1),
         lambda x: group.reduce(x * 2, 0),
         lambda x: group.gather(x * 2, 0),
