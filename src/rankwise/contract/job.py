@@ -41,7 +41,7 @@ class Job:
     def one_host(self) -> bool:
         """Whether all ranks are on this host: the launcher says so, or it names no address of another host."""
         if self.local_world_size is None:
-            return self.master is None or _is_loopback(self.master[0])
+            return self.master is None or self.master[0] in ("localhost", "::1") or self.master[0].startswith("127.")
         return self.local_world_size == self.world_size
 
     @property
@@ -55,7 +55,3 @@ class Job:
     def engine(self) -> str:
         """The backend that suits this job between its hosts."""
         return "mpi" if self.launcher.startswith("mpiexec") else "gloo"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -218,10 +218,9 @@ class Mesh(Closeable):
         return blocks[0]
 
     def _name(self, axis: str | int) -> str:
-        if isinstance(axis, str):
-            if axis in self.axes:
-                return axis
-        elif 0 <= (number := integer(axis, "axis")) < len(self.axes):
+        if isinstance(axis, str) and axis in self.axes:
+            return axis
+        if not isinstance(axis, str) and 0 <= (number := integer(axis, "axis")) < len(self.axes):
             return list(self.axes)[number]
         names = ", ".join(self.axes)
         raise ValueError(f"axis={axis!r}: expected an axis of the mesh, {names}, or 0 to {len(self.axes) - 1}")

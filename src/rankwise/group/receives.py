@@ -91,8 +91,7 @@ class ReceiveQueue(Receives):
     def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
         """check: raises if the complete message is of the wrong kind; the message is then kept."""
         if not self.comm.any_source:
-            why = "it cannot probe for messages"
-            raise UnsupportedError(operation, self.comm.backend, why)
+            raise UnsupportedError(operation, self.comm.backend, "it cannot probe for messages")
         receive = QueuedReceive(self, operation, src, tag, check)
         with self._lock:
             self._waiting.append(ref(receive))

@@ -163,9 +163,9 @@ class VectorCollectives(GroupBase):
 
             def body() -> Any:
                 if native is not None:
-                    words = [given.dtype, *given.shape[1:]]
-                    place = partial(_same_place, result)
-                    native("scatter_v", given.ptr, rows, given.dtype, given.shape[1:], src, words, place)
+                    row = given.shape[1:]
+                    words = [given.dtype, *row]
+                    native("scatter_v", given.ptr, rows, given.dtype, row, src, words, lambda *of_each: result.ptr)
                 else:
                     words = header_of(given)
                     with self._whole:
@@ -362,10 +362,6 @@ class _LatePart(_LateRows):
     def room(self, counts: list[int], words: list[int]) -> int:
         shape = (counts[self._group.rank], *words[1:])
         return self._made(shape, without_memory(shape, DTYPES[words[0]], self._like.kind))
-
-
-def _same_place(result: Buffer, counts: list[int], words: list[int]) -> int:
-    return result.ptr
 
 
 def _elements(rows: Sequence[int], given: Buffer) -> list[int]:

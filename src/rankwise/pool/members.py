@@ -84,8 +84,7 @@ class Members(PickledRanks):
 
     def _send(self, rank: int, kind: bytes, number: int, call: Call) -> Work[None]:
         kind, parts = self._message(rank, kind, call)
-        message = (kind, number, [*map(_array, parts)])
-        return self._control.isend_object(message, rank + 1)
+        return self._control.isend_object((kind, number, [*map(_array, parts)]), rank + 1)
 
     def _receive(self) -> None:
         while True:

@@ -140,8 +140,10 @@ class Report:
 
     def table(self) -> str:
         """Tables of operations by dtypes at each level, then the scenarios."""
-        lines = [f"backend {self.backend}, {count_of_ranks(self.n)}"]
-        lines.append("ok: correct   -: meaningless and refused   no: unsupported by the backend   FAIL: wrong")
+        lines = [
+            f"backend {self.backend}, {count_of_ranks(self.n)}",
+            "ok: correct   -: meaningless and refused   no: unsupported by the backend   FAIL: wrong",
+        ]
         for level, results in self.results.items():
             dtypes = sorted({result.case.dtype for result in results})
             cells: dict[str, dict[DType, set[Status]]] = {}

@@ -123,8 +123,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         return [WORLD.rank] if group.backend == "solo" else list(group.ranks)
 
     def Dup(self, info: Info | None = None) -> Any:
-        c = self._live()
-        return type(self)._of(self._copied(c.group.dup(), info))
+        return type(self)._of(self._copied(self._live().group.dup(), info))
 
     def _copied(self, group: Any, info: Info | None) -> Context:
         c = self._live()

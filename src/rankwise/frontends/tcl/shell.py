@@ -88,8 +88,7 @@ class Shell:
     def completions(self, before: str, text: str) -> list[str]:
         """The completions of `text`, the last word of a line that begins with `before`."""
         if before.endswith("$"):
-            names = self._interpreter.eval(f"info globals {{{text}*}}").split()
-            return sorted(names)
+            return sorted(self._interpreter.eval(f"info globals {{{text}*}}").split())
         command = before.replace("{", "[").replace(";", "[").rpartition("[")[2].split()
         if not command:
             return sorted({name for name in self._commands(text) if name.startswith(text)})

@@ -93,11 +93,6 @@ def _all_of(parse: Callable[[Handles, str], Any]) -> Callable[[Handles, str], tu
     return lambda handles, text: tuple(parse(handles, word) for word in text.split())
 
 
-def _optional(parse: Callable[[Handles, str], Any]) -> Callable[[Handles, str], Any]:
-    """The same, with the empty string for None."""
-    return lambda handles, word: parse(handles, word) if word else None
-
-
 def _of_word(
     name: str, must: str, parse: Callable[[str], Any], fits: Callable[[Any], object] = lambda value: True
 ) -> ValueType:
@@ -110,10 +105,6 @@ def _of_word(
         return value
 
     return ValueType(name, must, checked)
-
-
-def _is_finite(number: Number) -> bool:
-    return abs(number) <= sys.float_info.max  # math.isfinite raises OverflowError for an int of 400 digits
 
 
 def _is_address(word: str) -> bool:
@@ -130,7 +121,11 @@ OTHER = ValueType(
     "Must be a tensor handle or a number.",
     lambda handles, word: handles.tensors[word] if word in handles.tensors else number_of(word),
 )
-WEIGHTS = ValueType("tensor", "Must be a tensor handle, or empty for none.", _optional(Handles.tensor))
+WEIGHTS = ValueType(
+    "tensor",
+    "Must be a tensor handle, or empty for none.",
+    lambda handles, word: handles.tensor(word) if word else None,
+)
 TENSOR_HANDLE = ValueType("tensor", TENSOR.must, _handle_of_tensor)
 TENSORS = ValueType("list of tensors", "Must be a list of tensor handles.", _all_of(Handles.operand))
 MODULE = ValueType("module", "Must be a module handle.", Handles.module)
@@ -139,7 +134,8 @@ MODULES = ValueType("list of modules", "Must be a list of module handles.", _all
 OPTIMIZER = ValueType("optimizer", "Must be an optimizer handle.", Handles.optimizer)
 INTEGER = _of_word("integer", "Must be an integer.", _integer)
 NUMBER = _of_word("number", "Must be a number.", number_of)
-FINITE = _of_word("number", "Must be a finite number.", number_of, _is_finite)
+# math.isfinite raises OverflowError for an int of 400 digits.
+FINITE = _of_word("number", "Must be a finite number.", number_of, lambda n: abs(n) <= sys.float_info.max)
 NATURAL = _of_word("integer", f"Must be an integer from 0 to {LARGEST}.", _integer, lambda n: 0 <= n <= LARGEST)
 SIZE = _of_word("integer", f"Must be an integer from 1 to {LARGEST}.", _integer, lambda n: 1 <= n <= LARGEST)
 BOOLEAN = _of_word("boolean", "Must be 0 or 1.", lambda word: _BOOLEANS.get(word.lower()), lambda x: x is not None)

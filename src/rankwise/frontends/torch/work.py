@@ -81,7 +81,7 @@ class Started(Work):
             if asked:
                 # A failure must reach C++ (DDP's reducer) as one: only what a callback raises does.
                 first: Any = Future()
-                self._futures = first, first.then(self._outcome)
+                self._futures = first, first.then(lambda _: self.result())
             assert self._futures is not None
         if asked:
             if any(self.inner.done() for _ in range(POLLS)):
@@ -89,9 +89,6 @@ class Started(Work):
             else:
                 self.core.settle_later(self)
         return self._futures[1]
-
-    def _outcome(self, _: Any) -> list[Tensor]:
-        return self.result()
 
     def settle(self) -> None:
         """The operation is complete, or never will be: complete its future, if it was asked for and is not."""
