@@ -94,15 +94,18 @@ class GroupBase:
         self._collectives.run(call)
         return finish()
 
-    def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool) -> T | Work[T]:
-        """Pack `reads`, then run a body that makes several calls: now, or on the communicator's stream."""
+    def _run(self, body: Callable[[], T], reads: Buffer | None, async_op: bool, sends: int = 0) -> T | Work[T]:
+        """Pack `reads`, then run a body that makes several calls: now, or on the communicator's stream.
+
+        sends: the bytes that this rank sends, if not those of `reads`.
+        """
         if reads is not None:  # the body keeps its memory alive
             self._check_memory(reads)
             body = partial(_after, partial(self._pack, reads), body)
+            sends = reads.nbytes
         if not async_op:
             return self.comm.call(body)
-        at_once = reads is None or reads.count * reads.dtype.itemsize >= _OVERLAPPED
-        return self.pending.own(self.comm.start_call(body, at_once))
+        return self.pending.own(self.comm.start_call(body, sends >= _OVERLAPPED))
 
     def _send_rest(self, header: Any, src: int) -> None:
         """On src: broadcast what `_described` receives after a header."""

@@ -69,9 +69,8 @@ class ObjectCollectives(GroupBase):
             found = self._broadcast_rest(src, codec, partial(_first_broadcast, self._collectives, mine, src), mine)
             return obj if src == self.rank else found
 
-        if async_op and src == self.rank:
-            codec.encode(obj)
-        return self._run(body, None, async_op)
+        size = length_of(codec.encode(obj)) if async_op and src == self.rank else 0
+        return self._run(body, None, async_op, size)
 
     def _broadcast_rest(self, src: int, codec: Codec, first: First, mine: Parts | None) -> Any:
         """The second step, which is needed if the object is longer than a block. Returns the object, but not on src.
@@ -126,9 +125,7 @@ class ObjectCollectives(GroupBase):
             first = partial(_first_all_gather, self._collectives, mine, self.world_size)
             return self._gather_rest(dst, codec, first, mine)
 
-        if async_op:
-            codec.encode(obj)
-        return self._run(body, None, async_op)
+        return self._run(body, None, async_op, length_of(codec.encode(obj)) if async_op else 0)
 
     def _gather_rest(self, dst: int | None, codec: Codec, first: First, mine: Parts) -> list[Any] | None:
         """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
@@ -210,10 +207,8 @@ class ObjectCollectives(GroupBase):
             blocks = [codec.encode(obj) for obj in given]
             return self._scatter_rest(src, codec, partial(_first_scatter, self._collectives, blocks, src), blocks)
 
-        if async_op:
-            for obj in given:
-                codec.encode(obj)
-        return self._run(body, None, async_op)
+        size = sum(length_of(codec.encode(obj)) for obj in given) if async_op else 0
+        return self._run(body, None, async_op, size)
 
     def _scatter_rest(self, src: int, codec: Codec, first: First, blocks: Sequence[Parts]) -> Any:
         """The second step, which is needed if one of the objects is longer than a block."""
