@@ -131,8 +131,8 @@ void all_to_alls(Comm& c, const Table& table, const Row& row) {
 
 void all_sizes(Comm& c) {
     for (const uint64_t row : {1, 3})
-        for (const uint64_t most :
-             {0, 1, 2, 5, 11, 22, 23, 85, 86, 255, 256, 257, 341, 342, 1023, 1025, 2049, 6143, 6145, 16385, 40000, 150000}) {
+        for (const uint64_t most : {0,   1,   2,   5,    11,   22,   23,   85,   86,    255,   256,
+                                    257, 341, 342, 1023, 1025, 2049, 6143, 6145, 16385, 40000, 150000}) {
             if (ranks::shortened() && most > 10000) continue;
             for (int kind = 0; kind < 5; ++kind) {
                 const Table table(c.world_size(), most / row, kind, row);

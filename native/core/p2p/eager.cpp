@@ -32,6 +32,16 @@ bool Messages::write_now(const Transfer& send, const CallOptions& options, uint6
     return true;
 }
 
+// A sender that does not wait is soon ahead of its receiver by a full ring.
+bool Messages::await_room(const Transfer& send, const CallOptions& options, uint64_t most) {
+    if (send.bytes() > most || send.peer == rank_) return false;
+    const auto lock = lock_requests(options);
+    if (closing_ || !outgoing_[send.peer].idle() || group_.failed()) return false;
+    const Channel& c = *channel(rank_, send.peer, true);
+    const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, send.bytes());
+    return poll_briefly(1, [&] { return at - c.read.load() + whole <= c.capacity; });
+}
+
 // The channel from a rank whose next message begins a header there, or null.
 Channel* Messages::readable(int from) {
     const Incoming& in = incoming_[from];

@@ -24,7 +24,10 @@ template <class F> void keeping(std::exception_ptr& error, F&& f) {
 
 Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
                            const CallOptions& options, const std::function<void()>& meanwhile) {
-    const auto sent_at_once = [&](const Transfer& t) { return write_now(t, options, tuning::kExchanged); };
+    const auto sent_at_once = [&](const Transfer& t) {
+        const auto most = tuning::kExchanged;
+        return write_now(t, options, most) || (await_room(t, options, most) && write_now(t, options, most));
+    };
     const bool all_short =
         std::ranges::all_of(receives, [](const Transfer& t) { return t.bytes() <= tuning::kExchanged; });
     std::exception_ptr error;

@@ -227,6 +227,18 @@ private:
     void check_peer(Op op, int peer) const;
     // send_at_once and recv_now, whose messages are of at most `most` bytes if they go through the ring at once.
     bool write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object = false);
+    bool await_room(const Transfer& send, const CallOptions& options, uint64_t most);
+    // Polls for something that a peer is about to do, `times` times as long as at the beginning of each wait, and then
+    // yields if ranks share cores.
+    template <class Done> bool poll_briefly(int times, const Done& done) const {
+        for (int i = policy_.first_polls * times; i > 0; --i) {
+            if (done()) return true;
+            cpu_relax();
+        }
+        for (int i = transport_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !done(); --i)
+            sched_yield();
+        return done();
+    }
     Arrival receive_now(const Transfer& receive, const CallOptions& options, uint64_t most);
     std::shared_ptr<Request> post(const Transfer& receive, const CallOptions& options);
     Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,

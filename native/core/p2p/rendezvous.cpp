@@ -114,10 +114,7 @@ void Messages::poll_for_receive(int to, const Request& r) {
     if (!transport_.conditions().single_copy || r.object_ || r.bytes() < tuning::kPollForReceive) return;
     Channel& c = *channel(rank_, to, true);
     const auto times = int(std::min(r.bytes() / tuning::kPollForReceive, tuning::kLongestPoll));
-    for (int i = policy_.first_polls * times; i > 0 && !receive_posted_for(c, r); --i) cpu_relax();
-    for (int i = transport_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !receive_posted_for(c, r);
-         --i)
-        sched_yield();
+    poll_briefly(times, [&] { return receive_posted_for(c, r) != 0; });
 }
 
 // Matches the receive posted in this state, unless it has been cancelled; returns whether it did.
