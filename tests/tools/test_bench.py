@@ -79,7 +79,7 @@ def wrong_results() -> list[str]:
 
 def test_a_wrong_result_is_an_error() -> None:
     first, second = run_ranks(lambda group: wrong_results(), 2, backend="threads")
-    received_by_one = {"posted", "unexpected", "reduce", "gather", "gather_object"}
+    received_by_one = {"posted", "unexpected", "reduce", "gather", "gather_v", "gather_object"}
     assert set(first) | set(second) == set(CASES) - {"barrier"}
     assert not received_by_one & set(first) & set(second)
 
@@ -95,6 +95,7 @@ def test_a_wrong_result_is_an_error() -> None:
         ("scatter", 1, 0.75),
         ("reduce_scatter", 1, 0.75),
         ("all_to_all", 1, 0.75),
+        ("all_gather_v", 4, 0.75),
         ("send_recv", 1, 1),
     ],
 )

@@ -39,6 +39,7 @@ def _names(kind: str) -> str:
 
 EPILOG = f"""\
 collectives  (by default) {_names("collective")}
+vectors      (by name; with equal counts) {_names("vector")}
 messages     (--p2p) {_names("message")}
 objects      (--objects) {_names("object")}
 

@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Client
@@ -43,7 +43,7 @@ Build = Callable[[Any, "Point"], Any]
 class Case:
     """What is measured: a row of CASES.
 
-    kind: "collective", "message" or "object". rankwise, mpi, gloo: how each library is called; None: it cannot do it.
+    kind: "collective", "vector", "message" or "object". rankwise, mpi, gloo: how each library is called; None: not.
     result: where this rank's result is after the call: in "x", the array that it passes, in "out", or "returned".
     rooted: whether only ROOT "reads" or "writes". divides: x is divided among the ranks. gathers: the result has a
     block from each rank. at: what it is measured with; empty for arrays of all sizes. per_call: how many of what is
@@ -289,6 +289,30 @@ _ROWS = [
 ]
 CASES = {case.name: case for case in _ROWS}
 
+_VECTORS: dict[str, tuple[Build, Build]] = {  # with equal counts
+    "all_gather": (
+        lambda r, p: partial(r.group.all_gather_v, p.x, out=p.flat),
+        lambda m, p: partial(m.comm.Allgatherv, p.x, p.out),
+    ),
+    "gather": (
+        lambda r, p: partial(r.group.gather_v, p.x, ROOT, out=p.flat),
+        lambda m, p: partial(m.comm.Gatherv, p.x, p.out, ROOT),
+    ),
+    "scatter": (
+        lambda r, p: partial(r.group.scatter_v, p.x if p.at_root else None, p.counts, ROOT, out=p.out),
+        lambda m, p: partial(m.comm.Scatterv, p.x if p.at_root else None, p.out, ROOT),
+    ),
+    "reduce_scatter": (
+        lambda r, p: partial(r.group.reduce_scatter_v, p.x, p.counts, out=p.out),
+        lambda m, p: partial(m.comm.Reduce_scatter, p.x, p.out, p.counts),
+    ),
+    "all_to_all": (
+        lambda r, p: partial(r.group.all_to_all_v, p.x, p.counts, out=p.out),
+        lambda m, p: partial(m.comm.Alltoallv, p.x, p.out),
+    ),
+}
+for _name, (_ours, _mpi) in _VECTORS.items():
+    CASES[f"{_name}_v"] = replace(CASES[_name], name=f"{_name}_v", kind="vector", rankwise=_ours, mpi=_mpi, gloo=None)
 
 # ---- the libraries ----
 
@@ -422,8 +446,8 @@ class Point:
     """A case at one size or with one object, on this rank: what it passes and receives.
 
     count: the elements of x, for a case with arrays. memory: "numpy", "registered" or "torch". started: how many
-    collectives a call starts before it waits for them, each with arrays of its own; 0 for blocking calls. x and out are
-    passed to the library, as tensors if it takes these; given and taken are the same as arrays.
+    collectives a call starts before it waits for them, each with arrays of its own; 0 for blocking calls. x and out (or
+    flat, with one dimension) are passed, as tensors if the library takes these; given and taken are the same as arrays.
     """
 
     def __init__(
@@ -462,6 +486,8 @@ class Point:
                 (n, block) if case.gathers and not case.divides else (n * block if case.gathers else block,), dtype
             )
             self.out = passed(self.taken)
+        self.flat: Any = passed(self.taken.reshape(-1))
+        self.counts: list[int] = [count // n] * n
 
     def touch(self) -> None:
         """What a program does between two calls: read the result and write the array again."""
