@@ -35,13 +35,12 @@ def check_wait(timeout: float, optional: bool = True) -> float:
 
     optional: whether the caller takes None for no limit, for the error.
     """
-    expected = f"expected seconds, at least 0{', or None' * optional}"
-    if not _is_number(timeout):
-        raise TypeError(f"timeout: {timeout!r} given, {expected}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout: {shown(timeout)} given, {expected}")
-    return float(min(timeout, LONGEST_TIMEOUT))
+    number = _is_number(timeout)
+    if number and timeout >= 0:
+        return float(min(timeout, LONGEST_TIMEOUT))
+    error = ValueError if number else TypeError
+    raise error(f"timeout: {shown(timeout)} given, expected seconds, at least 0{', or None' * optional}")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return isinstance(value, (float, Real)) and not isinstance(value, bool)  # a Real is recognised more slowly

@@ -37,6 +37,12 @@ Arrival.register(_native.Request)
 
 
 _ANY_DTYPE = -1
+# The engine's methods of an EngineCommunicator. For a named collective, the way through `run` would cost more than a
+# small call.
+_BOUND = (
+    *(operation.name for operation in OPERATIONS),
+    *("agree", "allocate", "announce_array", "call", "failed", "make_part", "name_group"),
+)
 
 
 class EngineReceives(Receives):
@@ -101,9 +107,7 @@ class EngineCommunicator(OpenCommunicator):
         self._pid = os.getpid()
         self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
-        # For a named collective, the way through `run` would cost more than a small call.
-        bind(self, comm, *(operation.name for operation in OPERATIONS))
-        bind(self, comm, "agree", "allocate", "announce_array", "call", "failed", "make_part", "name_group")
+        bind(self, comm, *_BOUND)
         super().__init__(comm.rank, comm.world_size)
 
     @property
