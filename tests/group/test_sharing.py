@@ -102,7 +102,8 @@ def test_different_shapes(backend: str) -> None:
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "available_memory", lambda: 3 << 20)
+    asked = mock.Mock(return_value=3 << 20)
+    monkeypatch.setattr(sharing, "available_memory", asked)
 
     def ranks(group: Group) -> None:
         with pytest.raises(MemoryError, match="shared_zeros needs 8 MiB of shared memory, 3 MiB are available"):
@@ -110,6 +111,7 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group.shared_zeros(2).tolist() == [0, 0]
 
     run_ranks(ranks, 2, backend="threads")
+    assert asked.call_count == 1  # not for two elements: to ask would take longer than the rest
 
 
 @pytest.mark.parametrize("memory", ["shm", "files"])
