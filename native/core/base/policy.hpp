@@ -134,7 +134,7 @@ struct Tuning {
         // To agree on memory takes a turn of every rank on its core. 4 ranks on 2 cores, arrays just written: gather of
         // 64 KiB 45 to 26 us, all_to_all of 64 KiB for each rank 92 to 47.
         t.registered_block = t.single_copy_scatter = 128 * KiB;
-        t.single_copy_all_to_all = 512 * KiB;
+        t.single_copy_all_to_all = 256 * KiB;
         t.single_copy_gather = 1 * MiB;
         return t;
     }();
