@@ -186,7 +186,57 @@ template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from
     return src == c.rank() || done<rules>(x);
 }
 
-template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle array, nb::handle out) {
+// A number of Python's, as an array without axes.
+class Number {
+public:
+    explicit Number(nb::handle object) {
+        int overflow = 0;
+        if (PyFloat_CheckExact(object.ptr())) set(DType::F64, PyFloat_AS_DOUBLE(object.ptr()));
+        else if (PyBool_Check(object.ptr())) set(DType::BOOL, object.ptr() == Py_True);
+        else if (PyLong_CheckExact(object.ptr()))
+            set(DType::I64, PyLong_AsLongLongAndOverflow(object.ptr(), &overflow));
+        if (overflow) known_ = false;
+    }
+    explicit operator bool() const { return known_; }
+    DType dtype() const { return dtype_; }
+    // Makes call(address, options), which may change it.
+    template <class Call> void run(Comm& c, const Call& call) {
+        ::run(c, itemsize(dtype_), Description{Op::None, 0, nullptr}, nb::none(),
+              [&](const CallOptions& options) { call(bytes_, options); });
+    }
+    nb::object object() const {
+        if (dtype_ == DType::F64) return nb::float_(get<double>());
+        if (dtype_ == DType::BOOL) return nb::bool_(get<bool>());
+        return nb::int_(get<int64_t>());
+    }
+
+private:
+    template <class T> void set(DType dtype, T value) {
+        known_ = true;
+        dtype_ = dtype;
+        std::memcpy(bytes_, &value, sizeof value);
+    }
+    template <class T> T get() const {
+        T value;
+        std::memcpy(&value, bytes_, sizeof value);
+        return value;
+    }
+    alignas(8) uint8_t bytes_[8];
+    DType dtype_ = DType::F64;
+    bool known_ = false;
+};
+
+// The array in a blocking call that takes numbers too, as arrays without axes.
+nb::object array_of(nb::handle object) {
+    static PyObject* const asarray = nb::object(nb::module_::import_("numpy").attr("asarray")).release().ptr();
+    if (Starting::here || as_ndarray(object) || !Number(object)) return nb::borrow(object);
+    nb::object made = nb::steal(PyObject_CallOneArg(asarray, object.ptr()));
+    if (!made.is_valid()) nb::raise_python_error();
+    return made;
+}
+
+template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle given, nb::handle out) {
+    const nb::object array = array_of(given);
     const PlainArray x(array, false);
     Result<Form, rules> result(c, array, x, out);
     if (!result.object) return {};
@@ -198,8 +248,9 @@ template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle arr
 }
 
 // The result is None but on dst.
-template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle array, nb::handle at, nb::handle out) {
+template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle given, nb::handle at, nb::handle out) {
     const int dst = rank_or_tag(at, c.world_size());
+    const nb::object array = array_of(given);
     const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return {};
     const auto call = [&](const nb::object& result, uint8_t* to) {
@@ -229,7 +280,8 @@ template <class Form, Rules rules> nb::object reduce_scatter(Comm& c, nb::handle
     return result.done();
 }
 
-template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
+template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle given, nb::handle op, nb::handle out) {
+    const nb::object array = array_of(given);
     const PlainArray x(array, false);
     const auto named = reduction<rules>(op);
     if (!x || !named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return {};
@@ -393,46 +445,6 @@ bool barrier(Comm& c) {
     run(c, 0, {}, nb::none(), [&c](const CallOptions& options) { c.barrier_without_sync(options); });
     return true;
 }
-
-// A number of Python's, as an array without axes.
-class Number {
-public:
-    explicit Number(nb::handle object) {
-        int overflow = 0;
-        if (PyFloat_CheckExact(object.ptr())) set(DType::F64, PyFloat_AS_DOUBLE(object.ptr()));
-        else if (PyBool_Check(object.ptr())) set(DType::BOOL, object.ptr() == Py_True);
-        else if (PyLong_CheckExact(object.ptr()))
-            set(DType::I64, PyLong_AsLongLongAndOverflow(object.ptr(), &overflow));
-        if (overflow) known_ = false;
-    }
-    explicit operator bool() const { return known_; }
-    DType dtype() const { return dtype_; }
-    // Makes call(address, options), which may change it.
-    template <class Call> void run(Comm& c, const Call& call) {
-        ::run(c, itemsize(dtype_), Description{Op::None, 0, nullptr}, nb::none(),
-              [&](const CallOptions& options) { call(bytes_, options); });
-    }
-    nb::object object() const {
-        if (dtype_ == DType::F64) return nb::float_(get<double>());
-        if (dtype_ == DType::BOOL) return nb::bool_(get<bool>());
-        return nb::int_(get<int64_t>());
-    }
-
-private:
-    template <class T> void set(DType dtype, T value) {
-        known_ = true;
-        dtype_ = dtype;
-        std::memcpy(bytes_, &value, sizeof value);
-    }
-    template <class T> T get() const {
-        T value;
-        std::memcpy(&value, bytes_, sizeof value);
-        return value;
-    }
-    alignas(8) uint8_t bytes_[8];
-    DType dtype_ = DType::F64;
-    bool known_ = false;
-};
 
 nb::object all_reduce_number(Comm& c, nb::handle object, nb::handle op) {
     Number x(object);

@@ -93,6 +93,10 @@ def test_numbers(number: float, no_general_way: None) -> None:
             assert (type(found), found) == (type(number), largest)
         found = group.reduce(mine, 1, "max")
         assert (type(found), found) == ((type(number), largest) if group.rank == 1 else (type(None), None))
+        both = [number, largest]
+        gathered = [group.all_gather(mine), group.gather(mine, 1)]
+        assert [None if found is None else found.tolist() for found in gathered] == [both, both if group.rank else None]
+        assert [group.scan(mine, "max").tolist(), group.exscan(mine).tolist()] == [mine, number if group.rank else 0]
 
     run_ranks(ranks, N, backend="threads")
 
