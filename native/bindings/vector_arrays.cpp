@@ -58,6 +58,19 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
     return into.x.written();
 }
 
+// out may be longer than this rank's block.
+bool reduce_scatter_v(Comm& c, nb::handle array, nb::handle op, nb::handle out, nb::handle counts) {
+    const Divided given(c, array, counts, false);
+    const PlainArray into(out, true);
+    const auto named = reduction_named(op);
+    if (!given.whole() || !into || !given.goes_with(into) || given.counts[size_t(c.rank())] > into.count) return false;
+    if (!named || !reduce_kernel(DType(into.dtype), *named)) return false;
+    run(c, given.x.bytes(), {}, out, [=, &c, reduce_op = *named](const CallOptions& options) {
+        c.reduce_scatter_v(given.x.data, into.data, given.counts, DType(into.dtype), reduce_op, options);
+    });
+    return into.written();
+}
+
 Counts in_bytes(const Divided& divided) {
     Counts sizes;
     for (const uint64_t count : divided.counts) sizes.push_back(count * itemsize(DType(divided.x.dtype)));
@@ -161,11 +174,13 @@ bool all_to_all_rows(Comm& c, nb::handle array, nb::handle splits, nb::handle ou
 
 void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
-    const auto group = nb::arg("group").none();
+    const auto group = nb::arg("group").none(), op = nb::arg("op").none();
     comm.def("all_gather_v_array", &all_gather_v, x, out, counts)
         .def("start_all_gather_v_array", starter(&all_gather_v), group, x, out, counts)
         .def("start_all_to_all_v_array", starter(&all_to_all_v), group, x, nb::arg("send_counts").none(), out,
              nb::arg("recv_counts").none())
+        .def("reduce_scatter_v_array", &reduce_scatter_v, x, op, out, counts)
+        .def("start_reduce_scatter_v_array", starter(&reduce_scatter_v), group, x, op, out, counts)
         .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts)
         .def("gather_blocks", &gather_blocks, nb::arg("block"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
              nb::arg("sizes"))

@@ -134,6 +134,11 @@ class Shortcuts:
     in `out`, which may be longer.
     """
 
+    reduce_scatter_v_array: Callable[..., bool] = _not_done
+    """reduce_scatter_v_array(x, op, out, counts): counts: the elements of each rank's block of x; `out` may be longer
+    than this rank's.
+    """
+
     gather_v_array: Callable[..., bool] = _not_done
     """gather_v_array(x, dst, out, counts): likewise; out, counts: on dst alone."""
 
@@ -254,6 +259,7 @@ class Shortcuts:
     start_reduce_scatter_rows: Callable[..., Any] = nothing
     start_all_gather_v_array: Callable[..., Any] = nothing
     start_all_to_all_v_array: Callable[..., Any] = nothing
+    start_reduce_scatter_v_array: Callable[..., Any] = nothing
 
     def failed_operations(self) -> Sequence[FailedWork]:
         """The started operations that have failed, as failed_messages."""

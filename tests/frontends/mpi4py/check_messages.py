@@ -126,6 +126,14 @@ def messages() -> None:
         equal(into[: large.size], large)
         comm.Sendrecv(large, right, 9, into, left, 9, status)
         equal((into[-1 - bigger], status.Get_count(MPI.LONG)), (large[-1], large.size))
+    for length in (1, 1000, 1 << 17):
+        replaced = np.full(length, float(rank))
+        comm.Sendrecv_replace(replaced, right, 11, left, 11, status)
+        equal(replaced, np.full(length, float(left)))
+        equal((status.source, status.tag, status.Get_count(MPI.DOUBLE)), (left, 11, length))
+    column = np.full((3, 2), float(rank))
+    comm.Sendrecv_replace([column, 1, MPI.DOUBLE.Create_vector(3, 1, 2).Commit()], right, 11, left, 11)
+    equal(column, [[left, rank]] * 3)
     rows = np.zeros((4, 4))
     request = comm.Irecv([rows, 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()], left, 10)
     comm.send(None, right, 10)  # which mpi4py sends as nothing

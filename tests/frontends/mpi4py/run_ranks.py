@@ -98,6 +98,23 @@ def buffers() -> None:
     equal(part, [size * 2 * rank, size * (2 * rank + 1)])
     with pytest.raises(ValueError, match="mismatch in send count"):
         comm.Reduce_scatter_block(np.zeros(2 * size), np.zeros(3))
+    total, begin = sum(counts), sum(counts[:rank])
+    given, wanted = np.arange(float(total)) + rank, size * np.arange(float(total)) + sum(range(size))
+    wanted = wanted[begin : begin + counts[rank]]
+    column = MPI.DOUBLE.Create_vector(counts[rank], 1, 2).Commit()
+    for recvcounts in (counts, np.array(counts), None):
+        rows = np.zeros((counts[rank], 2))
+        if rank % 2:  # such ranks go another way than the others, and meet them
+            comm.Reduce_scatter(given, [rows, 1, column], recvcounts)
+            equal(rows[:, 0], wanted)
+        else:
+            comm.Reduce_scatter(given, rows[: (counts[rank] + 1) // 2].reshape(-1)[: counts[rank]], recvcounts)
+            equal(rows.reshape(-1)[: counts[rank]], wanted)
+    room = np.zeros(counts[rank] + 1)  # may be longer
+    comm.Ireduce_scatter(given, room, counts, op=MPI.MAX).Wait()
+    equal(room, [*np.arange(float(total))[begin : begin + counts[rank]] + size - 1, 0])
+    comm.Ireduce_scatter_block(np.arange(size, dtype=float), mine).Wait()
+    equal(mine, [size * rank])
     if rank == 0:  # which waits for nobody before the request is waited for
         request = comm.Ireduce_scatter(np.ones(size), mine)
         for other in range(1, size):

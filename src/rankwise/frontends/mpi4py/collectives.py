@@ -442,6 +442,18 @@ def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
     return given is not None and into is not None and c.shortcuts.all_to_all_v_array(*given, *into)
 
 
+def _fast_reduce_scatter_block(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    part = plain(recvbuf)
+    return part is not None and _fast_reduce_scatter(c, sendbuf, recvbuf, [part.size] * c.size, op)
+
+
+def _fast_reduce_scatter(c: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM) -> Any:
+    x, into, name = _summable(sendbuf), _summable(recvbuf), _engine_name(op)
+    if x is None or into is None or name is None or recvcounts is None:
+        return False
+    return c.shortcuts.reduce_scatter_v_array(x, name, into, recvcounts)
+
+
 def _no_fast(c: Any, *args: Any, **options: Any) -> None:
     """Of a collective that has none."""
 
@@ -463,8 +475,8 @@ _ROWS: dict[str, tuple[Any, ...]] = {
     "Alltoallw": (partial(_alltoall, parse=per_rank),),
     "Reduce": (_reduce, _fast_reduce),
     "Allreduce": (_allreduce, _fast_allreduce),
-    "Reduce_scatter_block": (_reduce_scatter_block,),
-    "Reduce_scatter": (_reduce_scatter,),
+    "Reduce_scatter_block": (_reduce_scatter_block, _fast_reduce_scatter_block),
+    "Reduce_scatter": (_reduce_scatter, _fast_reduce_scatter),
     "Scan": (partial(_scan, inclusive=True), _fast_scan),
     "Exscan": (partial(_scan, inclusive=False), _fast_exscan),
 }

@@ -23,7 +23,7 @@ class Starting:
     """A Context whose shortcuts, and barrier, only start the operation and return its Work, or None."""
 
     def __init__(self, group: Group) -> None:
-        self.rank, self.shortcuts = group.rank, self
+        self.rank, self.size, self.shortcuts = group.rank, group.world_size, self
         shortcuts = group.comm.shortcuts
         self.barrier = partial(shortcuts.start_barrier, group)
         for name in _STARTED:
@@ -42,6 +42,7 @@ _STARTED = (
     "exscan_array",
     "all_gather_v_array",
     "all_to_all_v_array",
+    "reduce_scatter_v_array",
     "gather_v_array",
     "scatter_v_array",
 )

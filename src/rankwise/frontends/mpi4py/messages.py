@@ -168,15 +168,7 @@ class Messages(Handle[Context]):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        x, into, context = plain(sendbuf), plain(recvbuf), self._h or self._live()
-        try:
-            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag)
-        except MismatchError:  # it is sent; what comes is too long, or an object
-            _finish(self.Irecv(recvbuf, source, recvtag)._live(), status)
-            return
-        if message is not None:
-            if status is not None:
-                status._set(message)
+        if self._exchanged(sendbuf, dest, sendtag, recvbuf, source, recvtag, status):
             return
         receiving = self.Irecv(recvbuf, source, recvtag)._live()
         try:
@@ -185,6 +177,27 @@ class Messages(Handle[Context]):
             receiving.cancel()
             raise
         _finish(receiving, status)
+
+    def _exchanged(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int,
+        recvbuf: Any,
+        source: int,
+        recvtag: int,
+        status: Status | None,
+    ) -> bool:
+        """Sendrecv of plain arrays, which may be one. False, with nothing done, for anything else."""
+        x, into, context = plain(sendbuf), plain(recvbuf), self._h or self._live()
+        try:
+            message = context.shortcuts.sendrecv_array(x, dest, sendtag, into, source, recvtag)
+        except MismatchError:  # it is sent; what comes is too long, or an object
+            _finish(self.Irecv(recvbuf, source, recvtag)._live(), status)
+            return True
+        if message is not None and status is not None:
+            status._set(message)
+        return message is not None
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
@@ -201,7 +214,8 @@ class Messages(Handle[Context]):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        self.Isendrecv_replace(buf, dest, sendtag, source, recvtag).Wait(status)
+        if not self._exchanged(buf, dest, sendtag, buf, source, recvtag, status):
+            self.Isendrecv_replace(buf, dest, sendtag, source, recvtag).Wait(status)
 
     # ---- objects ----
 
