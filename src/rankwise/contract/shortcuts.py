@@ -230,36 +230,15 @@ class Shortcuts:
     an object, x is its `given`, which is None otherwise, and `memory()` has the bytes.
     """
 
-    start_barrier: Callable[..., Any] = nothing
-    """start_barrier(group): start barrier_without_sync. Returns its Work, or None if nothing was done.
+    def __getattr__(self, name: str) -> Any:
+        """start_<name>(group, ...): start what <name>(...) does; of barrier_without_sync, start_barrier.
 
-    The same goes for the others: start_<name>(group, ...) starts what <name>(...) does. The Work's result is the array
-    that receives something, or None. It keeps the arrays and the group until it is complete.
-    """
-
-    start_all_reduce_array: Callable[..., Any] = nothing
-    start_reduce_array: Callable[..., Any] = nothing
-    start_broadcast_array: Callable[..., Any] = nothing
-    start_all_gather_result: Callable[..., Any] = nothing
-    start_gather_result: Callable[..., Any] = nothing
-    start_reduce_scatter_result: Callable[..., Any] = nothing
-    start_all_to_all_result: Callable[..., Any] = nothing
-    start_scan_result: Callable[..., Any] = nothing
-    start_exscan_result: Callable[..., Any] = nothing
-    start_all_to_all_array: Callable[..., Any] = nothing
-    start_scan_array: Callable[..., Any] = nothing
-    start_exscan_array: Callable[..., Any] = nothing
-    start_all_gather_parts_array: Callable[..., Any] = nothing
-    start_gather_parts_array: Callable[..., Any] = nothing
-    start_scatter_parts_array: Callable[..., Any] = nothing
-    start_all_gather_rows: Callable[..., Any] = nothing
-    start_gather_rows: Callable[..., Any] = nothing
-    start_scatter_rows: Callable[..., Any] = nothing
-    start_all_to_all_rows: Callable[..., Any] = nothing
-    start_reduce_scatter_rows: Callable[..., Any] = nothing
-    start_all_gather_v_array: Callable[..., Any] = nothing
-    start_all_to_all_v_array: Callable[..., Any] = nothing
-    start_reduce_scatter_v_array: Callable[..., Any] = nothing
+        Returns its Work, or None if nothing was done. The Work's result is the array that receives something, or None.
+        It keeps the arrays and the group until it is complete.
+        """
+        if name.startswith("start_"):
+            return nothing
+        raise AttributeError(name)
 
     def failed_operations(self) -> Sequence[FailedWork]:
         """The started operations that have failed, as failed_messages."""

@@ -95,12 +95,11 @@ class Collectives(GroupBase):
             >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
             [4.24, 5.66]
         """
-        if async_op:
-            if work := self._shortcuts.start_all_reduce_array(self, x, op):
-                return work
-        elif self._shortcuts.all_reduce_array(x, op):
+        if async_op and (work := self._shortcuts.start_all_reduce_array(self, x, op)):
+            return work
+        if not async_op and self._shortcuts.all_reduce_array(x, op):
             return x
-        elif (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
+        if not async_op and (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
             return found
         buffer = target(x)
         if ops.is_composed(op):
@@ -122,12 +121,11 @@ class Collectives(GroupBase):
             >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
             [1, 1, 1]
         """
-        if async_op:
-            if work := self._shortcuts.start_broadcast_array(self, x, src):
-                return work
-        elif self._shortcuts.broadcast_array(x, src):
+        if async_op and (work := self._shortcuts.start_broadcast_array(self, x, src)):
+            return work
+        if not async_op and self._shortcuts.broadcast_array(x, src):
             return x
-        elif (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
+        if not async_op and (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
             return found
         src = self._rank(src, "src")
         buffer = source(x) if src == self.rank else target(x)
@@ -158,12 +156,11 @@ class Collectives(GroupBase):
             >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
             [2.0, 2.0]
         """
-        if async_op:
-            if work := self._shortcuts.start_reduce_array(self, x, dst, op):
-                return work
-        elif self._shortcuts.reduce_array(x, dst, op):
+        if async_op and (work := self._shortcuts.start_reduce_array(self, x, dst, op)):
+            return work
+        if not async_op and self._shortcuts.reduce_array(x, dst, op):
             return x if dst == self.rank else None
-        elif (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
+        if not async_op and (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
             return found
         dst = self._rank(dst, "dst")
         buffer = target(x) if dst == self.rank else source(x)
@@ -195,10 +192,9 @@ class Collectives(GroupBase):
             >>> found.tolist() if group.rank == 0 else [[0, 0], [1, 1]]
             [[0, 0], [1, 1]]
         """
-        if async_op:
-            if work := self._shortcuts.start_gather_result(self, x, dst, out):
-                return work
-        elif (found := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_gather_result(self, x, dst, out)):
+            return work
+        if not async_op and (found := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
             return found
         dst = self._rank(dst, "dst")
         given = source(x)
@@ -224,10 +220,9 @@ class Collectives(GroupBase):
             >>> group.all_gather(np.full(2, group.rank)).tolist()
             [[0, 0], [1, 1]]
         """
-        if async_op:
-            if work := self._shortcuts.start_all_gather_result(self, x, out):
-                return work
-        elif (found := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_all_gather_result(self, x, out)):
+            return work
+        if not async_op and (found := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
             return found
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
@@ -351,10 +346,9 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 2], [4, 6]][group.rank]
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_reduce_scatter_result(self, x, op, out):
-                return work
-        elif (found := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_reduce_scatter_result(self, x, op, out)):
+            return work
+        if not async_op and (found := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
             return found
         given = check_axis_0(source(x))
         if ops.is_composed(op):
@@ -394,10 +388,9 @@ class Collectives(GroupBase):
             >>> group.all_to_all(np.array([10, 11]) + 10 * group.rank).tolist() == [10 + group.rank, 20 + group.rank]
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_all_to_all_result(self, x, out):
-                return work
-        elif (found := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_all_to_all_result(self, x, out)):
+            return work
+        if not async_op and (found := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
             return found
         given = check_axis_0(source(x))
         world = self.world_size

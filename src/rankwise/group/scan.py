@@ -50,10 +50,9 @@ class Scans(GroupBase):
             >>> group.scan(np.array([1, 10])).tolist() == [[1, 10], [2, 20]][group.rank]
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_scan_result(self, x, op, out):
-                return work
-        elif (found := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_scan_result(self, x, op, out)):
+            return work
+        if not async_op and (found := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
             return found
         return self._scan(x, op, out, async_op, exclusive=False)
 

@@ -54,10 +54,9 @@ class VectorCollectives(GroupBase):
             >>> group.all_gather_v(np.full(1 + group.rank, group.rank)).tolist()
             [0, 1, 1]
         """
-        if async_op:
-            if work := self._shortcuts.start_all_gather_rows(self, x, out):
-                return work
-        elif (found := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_all_gather_rows(self, x, out)):
+            return work
+        if not async_op and (found := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
             return found
         given = check_axis_0(source(x))
         if out is not None:
@@ -82,10 +81,9 @@ class VectorCollectives(GroupBase):
             >>> rows.tolist() if group.rank == 1 else [0, 0, 1]
             [0, 0, 1]
         """
-        if async_op:
-            if work := self._shortcuts.start_gather_rows(self, x, dst, out):
-                return work
-        elif (found := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_gather_rows(self, x, dst, out)):
+            return work
+        if not async_op and (found := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
             return found
         dst = self._rank(dst, "dst")
         given = check_axis_0(source(x))
@@ -144,10 +142,12 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, array_for_part):
-                return work
-        elif (found := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, array_for_part)):
+            return work
+        if (
+            not async_op
+            and (found := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented
+        ):
             return found
         return self._scatter_rows(x, counts, src, out, async_op)
 
@@ -225,10 +225,9 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0, 2, 4], [6]][group.rank]
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_reduce_scatter_rows(self, x, counts, op, out):
-                return work
-        elif (found := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_reduce_scatter_rows(self, x, counts, op, out)):
+            return work
+        if not async_op and (found := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
             return found
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
@@ -270,10 +269,9 @@ class VectorCollectives(GroupBase):
             >>> group.all_to_all_v(x, [1, 2])[0].tolist() == ([0, 1] if group.rank == 0 else [0, 0, 1, 1])
             True
         """
-        if async_op:
-            if work := self._shortcuts.start_all_to_all_rows(self, x, counts, out):
-                return work
-        elif (found := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
+        if async_op and (work := self._shortcuts.start_all_to_all_rows(self, x, counts, out)):
+            return work
+        if not async_op and (found := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
             return found
         return self._all_to_all_rows(x, counts, out, async_op)
 
