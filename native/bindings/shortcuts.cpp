@@ -39,12 +39,9 @@ template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
     return rules == Rules::Torch ? checked_op(nb::cast<int>(op)) : reduction_named(op);
 }
 
-// The form of a result: whether `out` fits it, and the shape of a new one, if x has such a result. That
-// is also so for an array with as many axes as NumPy allows, which the general path refuses: all ranks must do it
-// alike.
-constexpr int kMostDims = 32;  // before NumPy 2; 64 since
+// The form of a result of x: whether `out` fits it, and the shape of a new array for it, if there is such a result.
 
-// (world, *x.shape)
+// The shape (world, *x.shape).
 struct Gathered {
     static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
         return out.dims() > 0 && out.dim(0) == c.world_size() && x.same_shape(out, 0, 1) && x.apart_from(out);
@@ -55,7 +52,7 @@ struct Gathered {
         return shape;
     }
 };
-// x's axis 0 divides into equal parts: one of them, or as many rows as x has.
+// x's axis 0 divides into equal parts: the shape of one of them, or that of x.
 template <bool part> struct Split {
     static uint64_t rows(const Comm& c, const PlainArray& x) {
         return part ? x.rows() / uint64_t(c.world_size()) : x.rows();
@@ -72,6 +69,7 @@ template <bool part> struct Split {
 };
 using OnePart = Split<true>;
 using AllParts = Split<false>;
+// The shape of x.
 struct Same {
     static bool fits(const Comm&, const PlainArray& x, const PlainArray& out) {
         return x.same_shape(out, 0, 0) && x.apart_from(out);
@@ -103,7 +101,11 @@ struct AsMany {
     }
 };
 
-// Where a result of x goes, which is `array`. The object is invalid unless it fits.
+// The general path refuses an array whose result would have more axes than NumPy allows (32 before NumPy 2, and 64
+// since). All ranks must do so alike, so that these functions leave such arrays to it.
+constexpr int kMostDims = 32;
+
+// Where the result of `array`, whose memory is x, goes: the object is invalid if there is no place that fits.
 template <class Form, Rules rules> struct Result {
     Result(const Comm& c, nb::handle array, const PlainArray& x, nb::handle out) : object(nb::borrow(out)) {
         if constexpr (rules == Rules::Group) {

@@ -52,7 +52,7 @@ class Work(contract.Work[Any]):
     def waited(self) -> bool:
         """Whether no error is left that `wait` has not raised."""
 
-    group: object
+    _group: object
     """It is not closed as long as somebody has this Work, unless this is complete."""
 
     message: tuple[int, int, int]

@@ -53,7 +53,7 @@ class Pending:
         not closed as long as the caller has the Work.
         """
         if hasattr(work, "waited"):
-            setattr(work, "group", group)  # noqa: B010 - other Works have none
+            setattr(work, "_group", group)  # noqa: B010 - other Works have none
             return work
         return ArrayWork(work, work.wait, self, group).started()
 
