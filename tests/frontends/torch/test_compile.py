@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -255,3 +257,8 @@ def test_functional_collectives(on_ranks: OnRanks) -> None:
         assert compiled(x).tolist() == step(x).tolist() == [7, 7, 7, 7]
 
     on_ranks(2, body)
+
+
+def test_the_compiler_loads_before_any_group_is_made() -> None:
+    code = "import rankwise.torch, torch._dynamo.trace_rules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200).stderr == ""

@@ -13,7 +13,7 @@ def adopt(trace_rules: Any) -> None:
     """Let torch._dynamo, once it has loaded its rules, neither inline nor compile what is defined in this package."""
     trace_rules.add("rankwise")
     for kind in (Work, Request):
-        for name in ("wait", "done", "cancel"):
+        for name in {"wait", "done", "cancel"} & vars(kind).keys():
             setattr(kind, name, _function(getattr(kind, name)))
 
 
