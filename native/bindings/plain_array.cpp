@@ -24,3 +24,9 @@ std::vector<uint64_t> rows_like(uint64_t rows, const PlainArray& x) {
     for (int i = 1; i < x.dims(); ++i) shape.push_back(uint64_t(x.dim(i)));
     return shape;
 }
+
+uint8_t* memory_of(nb::handle array, size_t bytes) {
+    const PlainArray made(array, true);
+    if (!made || made.bytes() < bytes) throw rankwise::BadArgument("out: expected memory for the result");
+    return made.data;
+}

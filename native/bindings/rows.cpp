@@ -41,12 +41,6 @@ std::vector<uint8_t*> blocks_at(uint8_t* at, const Counts& counts, size_t row) {
     return places;
 }
 
-uint8_t* memory_of(nb::handle array, size_t bytes) {
-    const PlainArray made(array, true);
-    if (!made || made.bytes() < bytes) throw BadArgument("out: expected memory for the result");
-    return made.data;
-}
-
 // An array of rows, and where a result of such rows goes.
 struct Rows {
     Rows(nb::handle array, nb::handle out) : array(array), out(out), x(array, false), into(out, true) {}

@@ -26,7 +26,7 @@ struct OpName {
 std::array<OpName, 5> op_names;  // made when the module is imported
 
 // Whose call it is. Group: the ranks compare their arrays' shapes, autograd is notified of what is written, and the
-// result is a new array if `out` is None. Mpi: the same, but for new arrays. Torch: none of that, as in
+// result is a new array if `out` is None. Mpi: the same, without new arrays. Torch: none of that, as in
 // torch.distributed, which moves elements.
 enum class Rules : uint8_t { Group, Mpi, Torch };
 template <Rules rules> Description described(const PlainArray& x) {
@@ -307,7 +307,7 @@ template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle arr
 }
 
 // The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
-// group/collectives.py, because some of the ranks may take that path.
+// group/base.py, because some of the ranks may take that path.
 using collectives::ArrayHeader;
 constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
 
@@ -342,7 +342,7 @@ public:
             shape.append(header.dim[0] / n_);
             for (int i = 1; i < header.dims; ++i) shape.append(header.dim[i]);
             nb::object part = make_(array_, out_, nb::tuple(shape), header.dtype);
-            uint8_t* const at = PlainArray(part, true).data;
+            uint8_t* const at = memory_of(part, bytes);
             late_.set(std::move(part));
             return at;
         });

@@ -161,7 +161,7 @@ class Shortcuts:
     """all_to_all_v_array(x, send_counts, out, recv_counts)"""
 
     all_gather_parts_array: Callable[..., bool] = _not_done
-    """all_gather_parts_array(x, out): as all_gather_array, but `out` is flat; shapes are not compared."""
+    """all_gather_parts_array(x, out): as all_gather_result, but `out` is flat; shapes are not compared."""
 
     gather_parts_array: Callable[..., bool] = _not_done
     """gather_parts_array(x, dst, out): likewise."""
