@@ -96,7 +96,9 @@ def take_the_lock(group: rw.Group) -> None:
 
 
 def send(group: rw.Group) -> None:
-    group.send(np.zeros(100_000), 3)
+    """Until it fails: a rank that closes takes messages in for a while, and their sends are complete."""
+    while True:
+        group.send(np.zeros(100_000), 3)
 
 
 def close(group: rw.Group) -> None:
