@@ -251,8 +251,8 @@ def leave_pending(rank: Rank, group: rw.Group, state: str) -> None:
             begun.set()
             time.sleep(30)
 
-        group.all_reduce(np.ones(3), function, async_op=True)
-        wait_until(lambda: begun.is_set() or bool(group.failed()))
+        work = group.all_reduce(np.ones(3), function, async_op=True)
+        wait_until(lambda: work.done() or begun.is_set() or bool(group.failed()))  # done() has a thread begin it
     elif state == "thread":
         blocked = rank.common.choice((lambda: group.recv((3,), peer), group.barrier))
         if group.rank == 0:
