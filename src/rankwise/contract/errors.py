@@ -7,6 +7,7 @@ RankwiseError
  +- UnsupportedError     this backend cannot do this operation
  +- BackendUnavailable   a library or device is missing (also an ImportError)
  +- ClosedError          the communicator was closed
+ +- TaskError            a task of group.map failed (of rankwise.group.farm)
 
 In a collective, the first three are failures of the group: every rank raises one, and the group stays
 failed; the survivors may go on in a new one (`group.shrink`, `group.restore`). Over shared memory, a message that
@@ -61,16 +62,17 @@ class PeerLostError(RankwiseError):
 
     Attributes:
         rank: the lost rank's number in the group.
-        how: how it ended, with its signal or exit status.
-        operation: the operation that this rank was in.
+        how: how it ended, a phrase: "was killed by SIGKILL", "exited with status 3".
+        operation: the operation in which the rank that raises this was; if no rank does, as in `rw.spawn`, the last one
+            of the lost rank.
         sequence: the number of that operation in the group.
         host: the lost process's host, if known.
         pid: the lost process's, if known.
 
     Example:
-        >>> error = rw.PeerLostError("rank 1 was killed by SIGKILL", rank=1, how="SIGKILL", operation="all_reduce")
-        >>> error.rank, error.how, error.operation
-        (1, 'SIGKILL', 'all_reduce')
+        >>> error = rw.PeerLostError("rank 1 exited with status 3", rank=1, how="exited with status 3")
+        >>> error.rank, error.how
+        (1, 'exited with status 3')
     """
 
     _kind = LOST
@@ -167,6 +169,7 @@ class CollectiveTimeout(RankwiseError, TimeoutError):
     The message contains all of the attributes, and is the same on all ranks that were in the operation.
 
     Attributes:
+        operation: the operation that was late, and `sequence`, its number in the group.
         limit: seconds.
         missing: the ranks that did not arrive.
         states: {rank: description}, where each rank is.

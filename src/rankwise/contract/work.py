@@ -20,15 +20,15 @@ W = TypeVar("W", bound="Work[Any]")
 
 @public
 class Work(ABC, Generic[T]):
-    """One asynchronous operation. Its methods mean what those of concurrent.futures.Future mean; `wait` is `result`.
+    """One asynchronous operation. It has the methods of a concurrent.futures.Future; `wait` is `result`.
 
     Its buffers must not be touched until `wait` has returned or `done` has returned True; after that the operation
     never writes to them. Work queued after it on a stream may use them without calling either. Any thread may use it.
     In asyncio, `await work` waits while other tasks run.
 
-    Every `timeout` of its methods is the seconds that the call may block. None means the communicator's timeout, which
-    a collective has from when it begins to run, and a message from when the call begins to wait for it. A function on a
-    stream of its own has no communicator, and so None is no limit there.
+    `timeout` is how many seconds a call may block. None means the communicator's timeout: a collective's starts when
+    the operation begins to run, a message's when the call begins to wait. For a function on a stream of the program's
+    own, None is no limit.
 
     Example:
         >>> x = np.ones(3)
@@ -46,7 +46,7 @@ class Work(ABC, Generic[T]):
         """Block until the operation is complete and return its result, or raise its error.
 
         Raises:
-            CollectiveTimeout: the timeout has passed; the operation stays pending if nothing was lost.
+            CollectiveTimeout: the timeout has passed. The operation stays pending, unless its group has failed.
         """
 
     @abstractmethod

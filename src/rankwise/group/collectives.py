@@ -76,14 +76,14 @@ class Collectives(GroupBase):
         RankwiseError.
 
         Args:
-            op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", or a ReduceOp; for type
-                checkers, a name that is known only when the program runs becomes one by `rw.ReduceOp[name]`, with the
-                names SUM, PROD, MIN, ...; "minloc" or "maxloc"; or an associative function of
-                two arrays that returns an array of the same shape and dtype.
+            op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", "minloc" or "maxloc"; a
+                ReduceOp; an op of torch or mpi4py; or an associative function of two arrays that returns an array of
+                the same shape and dtype. Type checkers accept a name that is computed at run time as
+                `rw.ReduceOp[name]`, with the names SUM, PROD, MIN, ...
 
         Returns:
-            x; for "minloc" and "maxloc" (x, ranks), x holding the extremes and ranks, int64 of x's shape, the lowest
-            rank that has each (for a number, numbers).
+            x, or for a number a new number. For "minloc" and "maxloc" a pair: x, which holds the extreme values, and
+            the lowest rank that has each of them, an int64 array of x's shape; for a number, two numbers.
 
         Example:
             >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
@@ -243,7 +243,7 @@ class Collectives(GroupBase):
         """Split rank `src`'s `x` along axis 0, as by numpy.array_split.
 
         Args:
-            x: read only on rank `src`. Elsewhere it may be None, and the part is then a NumPy array; an array passed
+            x: used on rank `src` alone. Elsewhere it may be None, and the part is then a NumPy array; an array passed
                 there only determines the kind of array of the part.
 
         Returns:

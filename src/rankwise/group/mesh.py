@@ -32,6 +32,8 @@ class Mesh(Closeable):
         **axes: the size of each axis. One may be -1 and is then computed from the others.
 
     Attributes:
+        group: that of which the mesh was made.
+        periodic: the names of the periodic axes.
         axes: {name: size}.
         coordinates: {name: this rank's coordinate}.
 
@@ -153,9 +155,9 @@ class Mesh(Closeable):
     ) -> Any:
         """Fill the ghost cells of `x` from the neighbours along `axis`, in place; returns x.
 
-        Ghost cells receive copies of the neighbours' layers that adjoin the neighbours' own ghost cells. At the edge of
-        an axis that is not periodic, they stay as they are. Along a periodic axis of one rank, the rank is its own
-        neighbour.
+        The ghost cells at each end receive a copy of that neighbour's outermost cells that are not ghost cells. At the
+        edge of an axis that is not periodic, they stay as they are. Along a periodic axis of one rank, the rank is its
+        own neighbour.
 
         Whole layers are exchanged, including the ghost cells of the other dimensions, so exchanges along one axis after
         another also fill the corners. Every rank along the axis calls it with the same width, dtype, dimension and
@@ -165,7 +167,7 @@ class Mesh(Closeable):
         Args:
             x: this rank's part of a grid, a NumPy array or tensor with any strides.
             axis: its name or its number, 0 for the mesh's first.
-            width: how many layers are ghost cells, the first and the last of x along its `dimension`.
+            width: the number of layers of ghost cells at each end of x along its `dimension`.
             dimension: by default the number of the axis.
             async_op: True returns a Work, whose result is x.
 
@@ -188,8 +190,9 @@ class Mesh(Closeable):
         return _exchange_halo(line, before, after, x, width, along, async_op)
 
     def gather(self, x: Any, dst: int = 0) -> Any:
-        """The whole field on rank `dst` of the mesh's group, made of each rank's block, without its ghost cells.
+        """Join the ranks' blocks into the whole field on rank `dst` of the mesh's group.
 
+        Each rank passes its block without ghost cells: `x[1:-1, 1:-1]`, for example.
         The first axis of the mesh belongs to the array's first dimension, and so on; blocks may differ in length as far
         as they fit together.
 

@@ -183,7 +183,7 @@ class ObjectCollectives(GroupBase):
         """Send rank `src`'s objs[i] to rank i, and return it there.
 
         Args:
-            objs: one object for each rank; read only on rank `src`.
+            objs: one object for each rank; used on rank `src` alone.
             allow_pickle: as in `broadcast_object`.
 
         Example:

