@@ -142,6 +142,16 @@ std::optional<std::tuple<int, int, uint64_t, int>> await_arrival(Comm& c, int sr
     return std::make_tuple(arrival->source, arrival->tag, arrival->count, int(arrival->dtype));
 }
 
+// As in MPI: False if there is no such message, else its source, tag and bytes; None, with nothing done, if src or tag
+// is not an int in range.
+nb::object probe_now(Comm& c, nb::handle from, nb::handle label) {
+    const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
+    if (src < kAny || tag < kAny) return nb::none();
+    const auto found = without_gil([&] { return c.messages().probe(src, tag); });
+    if (!found) return nb::bool_(false);
+    return nb::make_tuple(found->source, found->tag, found->count * itemsize(found->dtype));
+}
+
 bool await_any(const RequestHandle& /*self*/, const nb::list& works, double timeout) {
     check_timeout(timeout);
     std::vector<std::shared_ptr<Request>> requests;
@@ -244,6 +254,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
         .def("recv_message", &start_recv_message, nb::arg("src"), nb::arg("tag"))
         .def("recv_arrived", &recv_arrived, nb::arg("src"), nb::arg("tag"))
+        .def("probe_now", &probe_now, nb::arg("src").none(), nb::arg("tag").none())
         .def("send_object_now", &send_object_now, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))
         .def("probe", &await_arrival, nb::arg("src"), nb::arg("tag"), nb::arg("timeout") = 0.0);
 }

@@ -209,6 +209,11 @@ class Shortcuts:
     None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
     """
 
+    probe_now: Callable[..., Any] = nothing
+    """probe_now(src, tag): (source, tag, bytes) of a message that recv_array_up_to would receive now, or False; None
+    likewise.
+    """
+
     sendrecv_array: Callable[..., tuple[int, int, int] | None] = nothing
     """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and receive as recv_array_up_to does."""
 

@@ -112,9 +112,16 @@ def messages() -> None:
         assert (status.source, status.tag, status.Get_count()) == (left, 9, count)
         equal(pickle.loads(encoded[:count].tobytes())["from"], left)
     assert comm.Iprobe() is False
+    assert comm.Iprobe(MPI.PROC_NULL, 3, status) is True
+    equal(status.source, MPI.PROC_NULL)
+    fails(MPI.ERR_RANK, comm.Iprobe, size)
+    fails(MPI.ERR_TAG, comm.Iprobe, left, -7)
     comm.Barrier()
     in_bytes = bytearray(64)  # the datatypes may differ, and a refused message keeps its place
     comm.Isend(np.arange(3.0), right, 8).Wait()
+    while not comm.Iprobe(left, 8, status):
+        pass
+    assert (status.source, status.tag, status.Get_count(MPI.DOUBLE)) == (left, 8, 3)
     comm.Irecv([in_bytes, MPI.BYTE], left, 8).Wait(status)
     equal(np.frombuffer(in_bytes, "d", 3), [0, 1, 2])
     equal(status.Get_count(MPI.DOUBLE), 3)

@@ -323,7 +323,13 @@ class Messages(Handle[Context]):
         return message
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        return self._look(source, tag, status, False) is not None
+        context = self._h or self._live()
+        message = context.shortcuts.probe_now(source, tag)
+        if message is None:
+            return self._look(source, tag, status, False) is not None
+        if message and status is not None:
+            status._set(message)
+        return message is not False
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         return self._look(source, tag, status, True) is not None
