@@ -11,24 +11,37 @@ using namespace rankwise;
 
 namespace {
 
+// A sequence with a number for each rank.
+struct Numbers {
+    Numbers(const Comm& c, nb::handle given)
+        : items(nb::steal(given.is_none() ? nullptr : PySequence_Fast(given.ptr(), ""))) {
+        if (items.is_valid() && PySequence_Fast_GET_SIZE(items.ptr()) != c.world_size()) items.reset();
+    }
+    // -1 if there is none.
+    Py_ssize_t operator[](size_t rank) const {
+        return items.is_valid() ? PyNumber_AsSsize_t(PySequence_Fast_ITEMS(items.ptr())[rank], nullptr) : -1;
+    }
+    nb::object items;
+};
+
 // A plain array of blocks that follow each other, and the elements of each rank's block.
 struct Divided {
     PlainArray x;
     Counts counts;
 
-    // unit: how many elements a number counts as one.
-    Divided(const Comm& c, nb::handle array, nb::handle numbers, bool writable, uint64_t unit = 1)
+    // displs: where each block begins, or None. unit: how many elements a number counts as one.
+    Divided(const Comm& c, nb::handle array, nb::handle numbers, nb::handle displs, bool writable, uint64_t unit = 1)
         : x(array, writable) {
-        const auto items = nb::steal(PySequence_Fast(numbers.ptr(), ""));
-        const size_t ranks = size_t(c.world_size());
-        for (size_t i = 0; items && PySequence_Fast_GET_SIZE(items.ptr()) == Py_ssize_t(ranks) && i < ranks; ++i) {
-            const Py_ssize_t count = PyNumber_AsSsize_t(PySequence_Fast_ITEMS(items.ptr())[i], nullptr);
+        const Numbers sizes(c, numbers), starts(c, displs);
+        for (size_t i = 0; i < size_t(c.world_size()); ++i) {
+            const Py_ssize_t count = sizes[i];
             if (count < 0 || uint64_t(count) > (x.count - total_) / unit) break;
+            if (!displs.is_none() && starts[i] != Py_ssize_t(total_ / unit)) break;
             counts.push_back(uint64_t(count) * unit);
             total_ += counts.back();
         }
         PyErr_Clear();
-        complete_ = x && counts.size() == ranks;
+        complete_ = x && counts.size() == size_t(c.world_size());
     }
     explicit operator bool() const { return complete_; }
     bool whole() const { return complete_ && total_ == x.count; }
@@ -39,9 +52,9 @@ private:
     bool complete_ = false;
 };
 
-bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts) {
+bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts, nb::handle displs) {
     const PlainArray x(array, false);
-    const Divided into(c, out, counts, true);
+    const Divided into(c, out, counts, displs, true);
     if (!x || !into || !into.goes_with(x) || into.counts[size_t(c.rank())] != x.count) return false;
     run(c, into.x.bytes(), x.description(), out, [=, &c](const CallOptions& options) {
         c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), options);
@@ -49,8 +62,9 @@ bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts) 
     return into.x.written();
 }
 
-bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, nb::handle receives) {
-    const Divided given(c, array, sends, false), into(c, out, receives, true);
+bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle send_displs, nb::handle out,
+                  nb::handle receives, nb::handle recv_displs) {
+    const Divided given(c, array, sends, send_displs, false), into(c, out, receives, recv_displs, true);
     if (!given || !into || !into.goes_with(given.x)) return false;
     run(c, into.x.bytes(), given.x.description(), out, [=, &c](const CallOptions& options) {
         c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);
@@ -60,7 +74,7 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle out, n
 
 // out may be longer than this rank's block.
 bool reduce_scatter_v(Comm& c, nb::handle array, nb::handle op, nb::handle out, nb::handle counts) {
-    const Divided given(c, array, counts, false);
+    const Divided given(c, array, counts, nb::none(), false);
     const PlainArray into(out, true);
     const auto named = reduction_named(op);
     if (!given.whole() || !into || !given.goes_with(into) || given.counts[size_t(c.rank())] > into.count) return false;
@@ -98,15 +112,15 @@ void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t
     c.gather_sized(mine, bytes, {}, rooms, root, options);
 }
 
-// out, counts: of the root.
-bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::handle counts) {
+// out, counts, displs: of the root.
+bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::handle counts, nb::handle displs) {
     const int dst = rank_or_tag(to, c.world_size());
     const PlainArray x(array, false);
     if (!x || dst < 0) return false;
     std::optional<Divided> into;
     Counts sizes;
     if (dst == c.rank()) {
-        into.emplace(c, out, counts, true);
+        into.emplace(c, out, counts, displs, true);
         if (!*into || !into->goes_with(x) || into->counts[size_t(dst)] != x.count) return false;
         sizes = in_bytes(*into);
     }
@@ -133,15 +147,15 @@ uint64_t scatter_blocks_from(Comm& c, const void* blocks, const Counts& sizes, i
     return division.counts[size_t(c.rank())];
 }
 
-// array, counts: of the root.
-bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle from, nb::handle out) {
+// array, counts, displs: of the root.
+bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle displs, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray part(out, true);
     if (!part || src < 0) return false;
     std::optional<Divided> given;
     Counts sizes;
     if (src == c.rank()) {
-        given.emplace(c, array, counts, false);
+        given.emplace(c, array, counts, displs, false);
         if (!*given || !given->goes_with(part)) return false;
         sizes = in_bytes(*given);
     }
@@ -164,7 +178,8 @@ bool all_to_all_rows(Comm& c, nb::handle array, nb::handle splits, nb::handle ou
     };
     const uint64_t row_in = row(array), row_out = row(out);
     if (!row_in || !row_out) return false;
-    const Divided given(c, array, splits, false, row_in), into(c, out, out_splits, true, row_out);
+    const Divided given(c, array, splits, nb::none(), false, row_in),
+        into(c, out, out_splits, nb::none(), true, row_out);
     if (!given.whole() || !into.whole() || !into.goes_with(given.x)) return false;
     run(c, into.x.bytes(), {}, nb::none(), [=, &c](const CallOptions& options) {
         c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);
@@ -175,17 +190,20 @@ bool all_to_all_rows(Comm& c, nb::handle array, nb::handle splits, nb::handle ou
 void bind_vector_arrays(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
     const auto group = nb::arg("group").none(), op = nb::arg("op").none();
-    comm.def("all_gather_v_array", &all_gather_v, x, out, counts)
-        .def("start_all_gather_v_array", starter(&all_gather_v), group, x, out, counts)
-        .def("start_all_to_all_v_array", starter(&all_to_all_v), group, x, nb::arg("send_counts").none(), out,
-             nb::arg("recv_counts").none())
+    const auto displs = nb::arg("displs").none(), src = nb::arg("src").none();
+    const auto sends = nb::arg("send_counts").none(), send_displs = nb::arg("send_displs").none();
+    const auto receives = nb::arg("recv_counts").none(), recv_displs = nb::arg("recv_displs").none();
+    comm.def("all_gather_v_array", &all_gather_v, x, out, counts, displs)
+        .def("start_all_gather_v_array", starter(&all_gather_v), group, x, out, counts, displs)
+        .def("all_to_all_v_array", &all_to_all_v, x, sends, send_displs, out, receives, recv_displs)
+        .def("start_all_to_all_v_array", starter(&all_to_all_v), group, x, sends, send_displs, out, receives,
+             recv_displs)
         .def("reduce_scatter_v_array", &reduce_scatter_v, x, op, out, counts)
         .def("start_reduce_scatter_v_array", starter(&reduce_scatter_v), group, x, op, out, counts)
-        .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts)
+        .def("gather_v_array", &gather_v, x, nb::arg("dst").none(), out, counts, displs)
         .def("gather_blocks", &gather_blocks, nb::arg("block"), nb::arg("bytes"), nb::arg("dst"), nb::arg("out"),
              nb::arg("sizes"))
+        .def("scatter_v_array", &scatter_v, x, counts, displs, src, out)
         .def("scatter_blocks", &scatter_blocks, nb::arg("blocks"), nb::arg("sizes"), nb::arg("src"), nb::arg("out"),
-             nb::arg("room"))
-        .def("scatter_v_array", &scatter_v, x, counts, nb::arg("src").none(), out)
-        .def("all_to_all_v_array", &all_to_all_v, x, nb::arg("send_counts").none(), out, nb::arg("recv_counts").none());
+             nb::arg("room"));
 }

@@ -130,8 +130,8 @@ class Shortcuts:
     """
 
     all_gather_v_array: Callable[..., bool] = _not_done
-    """all_gather_v_array(x, out, counts): counts: the elements of each rank's block; the blocks follow each other
-    in `out`, which may be longer.
+    """all_gather_v_array(x, out, counts, displs): counts: the elements of each rank's block; the blocks follow each
+    other in `out`, which may be longer. displs: where each block would begin, or None; others are not taken.
     """
 
     reduce_scatter_v_array: Callable[..., bool] = _not_done
@@ -140,7 +140,7 @@ class Shortcuts:
     """
 
     gather_v_array: Callable[..., bool] = _not_done
-    """gather_v_array(x, dst, out, counts): likewise; out, counts: on dst alone."""
+    """gather_v_array(x, dst, out, counts, displs): likewise; out, counts, displs: on dst alone."""
 
     gather_blocks: Callable[..., bool] = _not_done
     """gather_blocks(block, bytes, dst, out, sizes): the same for memory at addresses. sizes: on dst, the bytes of
@@ -148,7 +148,9 @@ class Shortcuts:
     """
 
     scatter_v_array: Callable[..., bool] = _not_done
-    """scatter_v_array(x, counts, src, out): x, counts: on src. out: may be longer than this rank's block."""
+    """scatter_v_array(x, counts, displs, src, out): likewise; x, counts, displs: on src. out: may be longer than this
+    rank's block.
+    """
 
     scatter_blocks: Callable[..., int | None] = nothing
     """scatter_blocks(blocks, sizes, src, out, room): the same for memory at addresses. sizes: on src, the bytes of
@@ -158,7 +160,7 @@ class Shortcuts:
     """
 
     all_to_all_v_array: Callable[..., bool] = _not_done
-    """all_to_all_v_array(x, send_counts, out, recv_counts)"""
+    """all_to_all_v_array(x, send_counts, send_displs, out, recv_counts, recv_displs): likewise."""
 
     all_gather_parts_array: Callable[..., bool] = _not_done
     """all_gather_parts_array(x, out): as all_gather_result, but `out` is flat; shapes are not compared."""

@@ -90,6 +90,19 @@ def buffers() -> None:
     part = np.zeros(rank + 1, "i")
     comm.Scatterv([lengths, counts, displs, MPI.INT] if rank == 0 else None, part)
     equal(part, np.full(rank + 1, rank))
+    for order in (range(size), range(size - 1, -1, -1)):  # how the blocks follow each other
+        begins = [sum(counts[j] for j in order if (j < i if order.step > 0 else j > i)) for i in range(size)]
+        wanted = np.concatenate([np.full(counts[i], i, "i") for i in order])
+        for form in (list, tuple, np.array):
+            room, displs = np.full(sum(counts), -1, "i"), form(begins)
+            comm.Allgatherv(np.full(rank + 1, rank, "i"), [room, form(counts), displs, MPI.INT])
+            equal(room, wanted)
+            room[:] = -1
+            comm.Igatherv(np.full(rank + 1, rank, "i"), [room, (counts, displs)] if rank == 0 else None).Wait()
+            equal(room, wanted if rank == 0 else np.full(sum(counts), -1))
+            part[:] = -1
+            comm.Scatterv([wanted, counts, displs, MPI.INT] if rank == 0 else None, part)
+            equal(part, np.full(rank + 1, rank))
     mine = np.zeros(1)
     comm.Reduce_scatter_block(np.arange(size, dtype=float), mine)
     equal(mine, [size * rank])

@@ -1,4 +1,4 @@
-"""Collectives on buffers. Each is one function, which makes the blocking, non-blocking and persistent method."""
+"""Collectives on buffers: what each does in general, and at the end their methods."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import new
 from rankwise.frontends.mpi4py.messages import Messages
-from rankwise.frontends.mpi4py.ops import SUM, Op, check, engine_op, fold
+from rankwise.frontends.mpi4py.ops import SUM, Op, checked
 from rankwise.frontends.mpi4py.requests import Pending, Persistent, Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
+    NOT_PLAIN,
     Blocks,
     address,
     divided_array,
     every,
     in_place,
-    kept,
     ndarray,
     per_rank,
     plain,
@@ -46,10 +46,6 @@ Body = Callable[[], None]
 
 Parse = Callable[[Any, bool, int], Blocks]
 """How a buffer with a block for each rank is specified: `simple`, `vector` or `per_rank`."""
-
-
-def _barrier(c: Context) -> Body:
-    return c.barrier
 
 
 def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
@@ -177,27 +173,23 @@ def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
 
 
 def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Body:
-    return _reducing(c, sendbuf, recvbuf, op, c.root(root))
+    return _reducing(c, sendbuf, recvbuf, op, root=c.root(root))
 
 
-def _allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Body:
-    return _reducing(c, sendbuf, recvbuf, op, None)
-
-
-def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op, root: int | None) -> Body:
+def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, root: int | None) -> Body:
     """root: None if every rank gets the result."""
     into = simple(recvbuf, True) if root in (None, c.rank) else None
     mine = _operand(sendbuf, into)
-    kind, dtype = mine.type, mine.type._dtype
-    check(op, kind)
-    reduce_op = engine_op(op, dtype)
+    layout, dtype = mine.layout, mine.layout.dtype
+    row = checked(op, layout)
+    reduce_op = row.engine_op(dtype)
 
     def body() -> None:
         data = mine.packed()
         if reduce_op is None or dtype is None:
             parts = _gathered(c, data, root)
             if into is not None:
-                into.unpack(fold(parts, op, kind))
+                into.unpack(row.folded(parts, layout))
             return
         if into is not None:
             room = into.room()
@@ -229,16 +221,16 @@ def _reduce_scatter(
     if in_place(sendbuf):
         given = simple(recvbuf, True)
         counts = divided(given.counts[0], c.size) if recvcounts is None else [int(count) for count in recvcounts]
-        into = Blocks(given.memory, [given.type], [counts[c.rank]], [0])
-        return _dividing(c, given, into, lambda: [count * given.type.size for count in counts], op)
+        into = Blocks(given.memory, [given.layout], [counts[c.rank]], [0])
+        return _dividing(c, given, into, lambda: [count * given.layout.size for count in counts], op)
     into, given = simple(recvbuf, True), simple(sendbuf, False)
     if recvcounts is None:  # each rank knows its own
         own = np.array(into.nbytes, np.int64)
         return _dividing(c, given, into, lambda: c.group._all_gather_ints(own).tolist(), op)
-    sizes = [int(count) * given.type.size for count in recvcounts]
+    sizes = [int(count) * given.layout.size for count in recvcounts]
     _check_sum(sizes, given)
     if sizes[c.rank] < into.nbytes:
-        into = Blocks(into.memory, [into.type], [sizes[c.rank] // into.type.size], into.starts)
+        into = Blocks(into.memory, [into.layout], [sizes[c.rank] // into.layout.size], into.starts)
     return _dividing(c, given, into, lambda: sizes, op)
 
 
@@ -251,16 +243,16 @@ def _check_sum(sizes: list[int], given: Blocks) -> None:
 
 def _dividing(c: Context, given: Blocks, into: Blocks, asked: Callable[[], list[int]], op: Op) -> Body:
     """asked: returns the bytes of each rank's part of the result; it may be a collective."""
-    kind, dtype = given.type, given.type._dtype
-    check(op, kind)
-    reduce_op = engine_op(op, dtype)
+    layout, dtype = given.layout, given.layout.dtype
+    row = checked(op, layout)
+    reduce_op = row.engine_op(dtype)
 
     def body() -> None:
         sizes = asked()
         _check_sum(sizes, given)
         data = given.packed()
         if reduce_op is None or dtype is None:
-            total = fold(_gathered(c, data), op, kind)
+            total = row.folded(_gathered(c, data), layout)
             start = sum(sizes[: c.rank])
             into.unpack(total[start : start + sizes[c.rank]])
             return
@@ -277,10 +269,9 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
     ranks = c.rank + inclusive
     into = simple(recvbuf, True)
     mine = _operand(sendbuf, into)
-    check(op, mine.type)
-
-    dtype = mine.type._dtype
-    reduce_op = engine_op(op, dtype)
+    layout, dtype = mine.layout, mine.layout.dtype
+    row = checked(op, layout)
+    reduce_op = row.engine_op(dtype)
 
     def body() -> None:
         if c.comm.scans and reduce_op is not None and dtype is not None:
@@ -292,7 +283,7 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
             return
         parts = _gathered(c, mine.packed())
         if ranks:
-            into.unpack(fold(parts[:ranks], op, mine.type))
+            into.unpack(row.folded(parts[:ranks], layout))
 
     return body
 
@@ -309,7 +300,7 @@ def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
 
 
 def _check_equal(mine: Blocks, into: Blocks) -> None:
-    if mine.type._dtype != into.type._dtype:
+    if mine.layout.dtype != into.layout.dtype:
         raise ValueError("mismatch in send and receive MPI datatypes")
     if mine.nbytes != into.nbytes:
         raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
@@ -341,54 +332,151 @@ def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
     return [size // item for size in sizes]
 
 
-# ---- the ways of plain arrays ----
-#
-# Each returns False, with nothing done, for anything else. With a Starting, it returns the Work, or something false.
+# ---- the collectives ----
 
 
-def _fast_barrier(c: Any) -> Any:
+def _collective(prepare: Callable[..., Body]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make the methods of a collective: `Bcast`, which blocks, `Ibcast`, which returns a Request, and `Bcast_init`, a
+    Prequest.
+
+    What it decorates is the way of plain arrays: it returns False, with nothing done, for anything else. With a
+    Starting, it returns the Work, or something false. What `prepare` returns is then called, or started.
+    """
+
+    def methods(fast: Callable[..., Any]) -> Callable[..., None]:
+        def blocking(self: Messages, *args: Any, **options: Any) -> None:
+            c = self._h or self._live()
+            if not (fast(c, *args, **options) if options else fast(c, *args)):
+                c.comm.call(prepare(c, *args, **options))
+
+        def started(self: Messages, *args: Any, **options: Any) -> Request:
+            c = self._h or self._live()
+            work = fast(c.starting, *args, **options) if options else fast(c.starting, *args)
+            request = new(Request)
+            request._h = work or _begin(c, prepare(c, *args, **options))
+            return request
+
+        def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
+            c = self._live()
+            return Prequest._of(Persistent(partial(_begin, c, prepare(c, *args, **options))))
+
+        name = fast.__name__
+        for label, method in {name: blocking, f"I{name.lower()}": started, f"{name}_init": persistent}.items():
+            method.__name__, method.__qualname__ = label, f"Comm.{label}"
+            setattr(BufferCollectives, label, method)
+        return blocking
+
+    return methods
+
+
+def _begin(c: Context, body: Body) -> Pending:
+    return Pending(c.group.pending.own(c.comm.start_call(body, at_once=False)))
+
+
+class BufferCollectives(Messages):
+    """The methods of the functions below."""
+
+
+@_collective(lambda c: c.barrier)
+def Barrier(c: Any) -> Any:
     return c.barrier() or c.shortcuts is not c
 
 
-def _fast_bcast(c: Any, buf: Any, root: int = 0) -> Any:
+@_collective(_bcast)
+def Bcast(c: Any, buf: Any, root: int = 0) -> Any:
     x = plain(buf)
     return x is not None and c.shortcuts.broadcast_array(x, root)
 
 
-def _fast_allreduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    x, given, name = _summable(recvbuf), plain(sendbuf), _engine_name(op)
-    if x is None or name is None or (given is None and not in_place(sendbuf)):
-        return False
-    return c.shortcuts.all_reduce_array(x, name, given)
+@_collective(partial(_gather, parse=simple))
+def Gather(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    return c.shortcuts.gather_parts_array(plain(sendbuf), root, every(recvbuf) if root == c.rank else None)
 
 
-def _fast_reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> bool:
-    x, given, name = _summable(sendbuf), None, _engine_name(op)
+@_collective(partial(_gather, parse=vector))
+def Gatherv(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    into = divided_array(recvbuf) if root == c.rank else NOT_PLAIN
+    return c.shortcuts.gather_v_array(plain(sendbuf), root, *into)
+
+
+@_collective(partial(_scatter, parse=simple))
+def Scatter(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    return c.shortcuts.scatter_parts_array(every(sendbuf) if root == c.rank else None, root, plain(recvbuf))
+
+
+@_collective(partial(_scatter, parse=vector))
+def Scatterv(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+    given = divided_array(sendbuf) if root == c.rank else NOT_PLAIN
+    return c.shortcuts.scatter_v_array(*given, root, plain(recvbuf))
+
+
+@_collective(partial(_allgather, parse=simple))
+def Allgather(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    return c.shortcuts.all_gather_parts_array(plain(sendbuf), every(recvbuf))
+
+
+@_collective(partial(_allgather, parse=vector))
+def Allgatherv(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    return c.shortcuts.all_gather_v_array(plain(sendbuf), *divided_array(recvbuf))
+
+
+@_collective(partial(_alltoall, parse=simple))
+def Alltoall(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    return c.shortcuts.all_to_all_array(every(sendbuf), every(recvbuf))
+
+
+@_collective(partial(_alltoall, parse=vector))
+def Alltoallv(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    return c.shortcuts.all_to_all_v_array(*divided_array(sendbuf), *divided_array(recvbuf))
+
+
+@_collective(partial(_alltoall, parse=per_rank))
+def Alltoallw(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
+    return False
+
+
+@_collective(_reduce)
+def Reduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
+    x, given = _summable(sendbuf), None
     if root == c.rank:
         x, given = _summable(recvbuf), x
         if given is None and not in_place(sendbuf):
             return False
-    if x is None or name is None:
+    return c.shortcuts.reduce_array(x, root, _engine_name(op), given)
+
+
+@_collective(partial(_reducing, root=None))
+def Allreduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    x, given = _summable(recvbuf), plain(sendbuf)
+    if given is None and not in_place(sendbuf):
         return False
-    return c.shortcuts.reduce_array(x, root, name, given)
+    return c.shortcuts.all_reduce_array(x, _engine_name(op), given)
 
 
-def _fast_scan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    x, name = _scanned(sendbuf, recvbuf, op)
-    return x is not None and c.shortcuts.scan_array(x, name, plain(recvbuf))
+@_collective(_reduce_scatter_block)
+def Reduce_scatter_block(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    x, into = _summable(sendbuf), _summable(recvbuf)
+    return into is not None and c.shortcuts.reduce_scatter_v_array(x, _engine_name(op), into, [into.size] * c.size)
 
 
-def _fast_exscan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    x, name = _scanned(sendbuf, recvbuf, op)
-    return x is not None and c.shortcuts.exscan_array(x, name, plain(recvbuf))
+@_collective(_reduce_scatter)
+def Reduce_scatter(c: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> Any:
+    return c.shortcuts.reduce_scatter_v_array(_summable(sendbuf), _engine_name(op), _summable(recvbuf), recvcounts)
 
 
-def _scanned(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any]:
-    """This rank's array and the name of the reduction; None for the array if the engine does not take it."""
-    into, name = _summable(recvbuf), _engine_name(op)
-    if into is None or name is None:
-        return None, name
-    return (into.copy() if in_place(sendbuf) else plain(sendbuf)), name
+@_collective(partial(_scan, inclusive=True))
+def Scan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    return c.shortcuts.scan_array(*_scanned(sendbuf, recvbuf, op))
+
+
+@_collective(partial(_scan, inclusive=False))
+def Exscan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    return c.shortcuts.exscan_array(*_scanned(sendbuf, recvbuf, op))
+
+
+def _scanned(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, ...]:
+    into = _summable(recvbuf)
+    return into.copy() if in_place(sendbuf) and into is not None else plain(sendbuf), _engine_name(op), into
 
 
 def _summable(spec: Any) -> Any:
@@ -402,123 +490,3 @@ def _summable(spec: Any) -> Any:
 def _engine_name(op: Op) -> str | None:
     """The name of the reduction, if the engine has it."""
     return (op._h or op._live()).name
-
-
-def _fast_allgather(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    return c.shortcuts.all_gather_parts_array(plain(sendbuf), every(recvbuf))
-
-
-def _fast_gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    into = every(recvbuf) if root == c.rank else None
-    return c.shortcuts.gather_parts_array(plain(sendbuf), root, into)
-
-
-def _fast_scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    given = every(sendbuf) if root == c.rank else None
-    return c.shortcuts.scatter_parts_array(given, root, plain(recvbuf))
-
-
-def _fast_alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    return c.shortcuts.all_to_all_array(every(sendbuf), every(recvbuf))
-
-
-def _fast_gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    into = divided_array(recvbuf) if root == c.rank else _NOTHING
-    return into is not None and c.shortcuts.gather_v_array(plain(sendbuf), root, *into)
-
-
-def _fast_scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    given = divided_array(sendbuf) if root == c.rank else _NOTHING
-    return given is not None and c.shortcuts.scatter_v_array(*given, root, plain(recvbuf))
-
-
-def _fast_allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    into = divided_array(recvbuf)
-    return into is not None and c.shortcuts.all_gather_v_array(plain(sendbuf), *into)
-
-
-def _fast_alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> bool:
-    given, into = divided_array(sendbuf), divided_array(recvbuf)
-    return given is not None and into is not None and c.shortcuts.all_to_all_v_array(*given, *into)
-
-
-def _fast_reduce_scatter_block(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    part = plain(recvbuf)
-    return part is not None and _fast_reduce_scatter(c, sendbuf, recvbuf, [part.size] * c.size, op)
-
-
-def _fast_reduce_scatter(c: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM) -> Any:
-    x, into, name = _summable(sendbuf), _summable(recvbuf), _engine_name(op)
-    if x is None or into is None or name is None or recvcounts is None:
-        return False
-    return c.shortcuts.reduce_scatter_v_array(x, name, into, recvcounts)
-
-
-def _no_fast(c: Any, *args: Any, **options: Any) -> None:
-    """Of a collective that has none."""
-
-
-_NOTHING: tuple[Any, Any] = None, None  # what a rank has that is not the root
-
-
-_ROWS: dict[str, tuple[Any, ...]] = {
-    "Barrier": (_barrier, _fast_barrier),
-    "Bcast": (_bcast, _fast_bcast),
-    "Gather": (partial(_gather, parse=simple), _fast_gather),
-    "Gatherv": (partial(_gather, parse=vector), _fast_gatherv),
-    "Scatter": (partial(_scatter, parse=simple), _fast_scatter),
-    "Scatterv": (partial(_scatter, parse=vector), _fast_scatterv),
-    "Allgather": (partial(_allgather, parse=simple), _fast_allgather),
-    "Allgatherv": (partial(_allgather, parse=vector), _fast_allgatherv),
-    "Alltoall": (partial(_alltoall, parse=simple), _fast_alltoall),
-    "Alltoallv": (partial(_alltoall, parse=vector), _fast_alltoallv),
-    "Alltoallw": (partial(_alltoall, parse=per_rank),),
-    "Reduce": (_reduce, _fast_reduce),
-    "Allreduce": (_allreduce, _fast_allreduce),
-    "Reduce_scatter_block": (_reduce_scatter_block, _fast_reduce_scatter_block),
-    "Reduce_scatter": (_reduce_scatter, _fast_reduce_scatter),
-    "Scan": (partial(_scan, inclusive=True), _fast_scan),
-    "Exscan": (partial(_scan, inclusive=False), _fast_exscan),
-}
-"""Each collective: what prepares it, and perhaps a faster way for plain arrays, as _methods takes them."""
-
-
-class BufferCollectives(Messages):
-    """For each row `Bcast`, which blocks, `Ibcast`, which returns a Request, and `Bcast_init`, a Prequest."""
-
-
-def _kept(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return kept(args), {name: kept(value) for name, value in options.items()}
-
-
-def _begin(c: Context, prepare: Callable[..., Body], args: tuple[Any, ...], options: dict[str, Any]) -> Pending:
-    return Pending(c.group.pending.own(c.comm.start_call(prepare(c, *args, **options), at_once=False)))
-
-
-def _methods(
-    prepare: Callable[..., Body], fast: Callable[..., Any] = _no_fast
-) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
-    def blocking(self: Messages, *args: Any, **options: Any) -> None:
-        c = self._h or self._live()
-        if not (fast(c, *args, **options) if options else fast(c, *args)):
-            c.comm.call(prepare(c, *args, **options))
-
-    def started(self: Messages, *args: Any, **options: Any) -> Request:
-        c = self._h or self._live()
-        work = fast(c.starting, *args, **options) if options else fast(c.starting, *args)
-        request = new(Request)
-        request._h = work or _begin(c, prepare, *_kept(args, options))
-        return request
-
-    def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
-        c = self._live()
-        prepare(c, *args, **options)  # so that a bad argument raises here
-        return Prequest._of(Persistent(partial(_begin, c, prepare, *_kept(args, options))))
-
-    return blocking, started, persistent
-
-
-for _name, _row in _ROWS.items():
-    for _label, _method in zip((_name, f"I{_name.lower()}", f"{_name}_init"), _methods(*_row), strict=True):
-        _method.__name__, _method.__qualname__ = _label, f"Comm.{_label}"
-        setattr(BufferCollectives, _label, _method)

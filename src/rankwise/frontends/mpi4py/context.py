@@ -15,6 +15,7 @@ from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.world import GROUPS
+from rankwise.system.once import once
 
 TAG_UB = 2**31 - 1
 
@@ -59,7 +60,6 @@ class Context:
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
         self.barrier = group._barrier
-        self.starting = Starting(group)
         group.trusting = CODEC
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
@@ -67,6 +67,10 @@ class Context:
         self.topology: Any = None
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}
+
+    @once
+    def starting(self) -> Starting:
+        return Starting(self.group)
 
     def destination(self, rank: int, tag: int) -> int | None:
         """Check `rank` and `tag`. Returns the rank, or None for PROC_NULL."""

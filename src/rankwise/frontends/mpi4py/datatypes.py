@@ -29,9 +29,10 @@ class Layout:
     """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
 
     basic: the NumPy dtype of the basic elements if they all have one, else None; dtype: rankwise's, likewise. elements:
-    how many basic ones it has. first, end: the offsets of the first byte in memory, and behind the last one. aligned:
-    the alignment of the basic elements in C. char, code, ops: of a predefined one, mpi4py's typechar and code, and the
-    names of the operations that MPI defines for it.
+    how many basic ones it has. element: the NumPy dtype whose elements are the same, if there is one. first, end: the
+    offsets of the first byte in memory, and behind the last one. aligned: the alignment of the basic elements in C.
+    char, code, ops: of a predefined one, mpi4py's typechar and code, and the names of the operations that MPI defines
+    for it.
     """
 
     char, code = "V", ""
@@ -57,6 +58,7 @@ class Layout:
         self.end = int(self.offsets.max()) + self.width if self.offsets.size else 0
         self.dtype = None if basic is None or basic.names else dtypes.from_numpy(basic)
         self.contiguous = self.size == self.extent and self.lb == 0 and self.offsets.size <= 1 and self.first == 0
+        self.element = basic if elements == 1 and self.contiguous else None
 
     def _merge(self) -> None:
         """Make one piece of pieces that follow each other in equally long rows."""
@@ -221,9 +223,9 @@ class Datatype(Handle[Layout], root=True):
     ) -> Datatype:
         made = _joined(list(zip(datatypes, blocklengths, displacements, strict=True)))
         layout = made._live()
-        layout.extent += -layout.extent % layout.aligned  # as a C compiler pads it
-        layout.contiguous = layout.contiguous and layout.size == layout.extent
-        return made
+        return made.Create_resized(
+            layout.lb, layout.extent + -layout.extent % layout.aligned
+        )  # as a C compiler pads it
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Copy the elements in `inbuf` to byte `position` of `outbuf`; returns the byte behind them."""

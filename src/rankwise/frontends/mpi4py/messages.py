@@ -126,7 +126,7 @@ class Messages(Handle[Context]):
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        blocks = simple(kept(buf), True)
+        blocks = simple(buf, True)
         room = blocks.room()
         work: Started | None = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
         if work is None:  # this backend does not know such receives
@@ -378,7 +378,7 @@ class Message(Handle[Started], root=True):
     def Irecv(self, buf: Any) -> Request:
         h = self._take()
         if isinstance(h, Arriving):
-            h.blocks = simple(kept(buf), True)
+            h.blocks = simple(buf, True)
         return Request._of(h)
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:

@@ -18,7 +18,7 @@ class ObjectCollectives(Messages):
     """
 
     def barrier(self) -> None:
-        self._live().barrier()
+        (self._h or self._live()).barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         c = self._live()

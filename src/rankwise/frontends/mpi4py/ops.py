@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce as combine
 from typing import Any
 
 import numpy as np
 
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.frontends.mpi4py.buffers import Bytes, buffer
-from rankwise.frontends.mpi4py.datatypes import Datatype
+from rankwise.frontends.mpi4py.datatypes import Datatype, Layout
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 
@@ -35,6 +36,28 @@ class Operation:
         self.of_two, self.reduce, self.fold, self.user = of_two, reduce, fold, user
         self.commute = commute
         self.name = {ReduceOp.PROD: "product"}.get(reduce, reduce.name.lower()) if reduce is not None else None
+
+    def engine_op(self, dtype: DType | None) -> ReduceOp | None:
+        """The engine's operation, if it has this one for these elements."""
+        if self.reduce is None or dtype is None or self.reduce.refused_for(dtype):
+            return None
+        return self.reduce
+
+    def folded(self, parts: Sequence[Bytes], layout: Layout) -> Bytes:
+        """The reduction of the ranks' packed arrays, in the order of the ranks; new memory."""
+        if self.user is not None:
+            total = bytearray(parts[0])
+            for part in parts[1:]:
+                one, total = total, bytearray(part)
+                if total:
+                    self.user(buffer(one), buffer(total), Datatype._of(layout))
+            return np.frombuffer(total, np.uint8)
+        assert layout.basic is not None  # or `checked` would have raised
+        assert self.fold is not None
+        basic = np.dtype(np.int8) if layout.basic.kind == "S" else layout.basic
+        with np.errstate(all="ignore"):
+            found = combine(self.fold, [part.view(basic) for part in parts])
+        return np.array(found.astype(basic, copy=False)).view(np.uint8)
 
 
 class Op(Handle[Operation], root=True):
@@ -71,8 +94,7 @@ class Op(Handle[Operation], root=True):
         from rankwise.frontends.mpi4py.specs import simple
 
         mine, other = simple(inbuf, False), simple(inoutbuf, True)
-        check(self, other.type)
-        other.unpack(fold([mine.packed(), other.packed()], self, other.type))
+        other.unpack(checked(self, other.layout).folded([mine.packed(), other.packed()], other.layout))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._h is not None and self._h.user is not None:
@@ -84,43 +106,12 @@ MOST_CREATED = 32
 _created: set[int] = set()
 
 
-def check(op: Op, datatype: Datatype) -> None:
-    """Raise ERR_OP if MPI does not define this operation for this datatype."""
+def checked(op: Op, layout: Layout) -> Operation:
+    """The operation. Raises ERR_OP if MPI does not define it for this layout's datatype."""
     row = op._live()
-    if row.user is None and row.label not in datatype._live().ops:
-        what = datatype.Get_name() or "a datatype that the program has made"
-        raise error("ERR_OP", f"{row.label} is not defined for {what}")
-
-
-def engine_op(op: Op, dtype: DType | None) -> ReduceOp | None:
-    """The engine's operation, if it has this one for these elements."""
-    reduce = op._live().reduce
-    if reduce is None or dtype is None:
-        return None
-    return None if reduce.refused_for(dtype) else reduce
-
-
-def fold(parts: Sequence[Bytes], op: Op, datatype: Datatype) -> Bytes:
-    """The reduction of the ranks' packed arrays, in the order of the ranks; new memory."""
-    row = op._live()
-    if row.user is not None:
-        total = bytearray(parts[0])
-        for part in parts[1:]:
-            one, total = total, bytearray(part)
-            if total:
-                row.user(buffer(one), buffer(total), datatype)
-        return np.frombuffer(total, np.uint8)
-    basic = datatype._live().basic
-    assert basic is not None  # or `check` would have raised
-    assert row.fold is not None
-    if basic.kind == "S":
-        basic = np.dtype(np.int8)
-    elements = [part.view(basic) for part in parts]
-    with np.errstate(all="ignore"):
-        found = elements[0].copy()
-        for each in elements[1:]:
-            found = row.fold(found, each)
-    return np.ascontiguousarray(found.astype(basic, copy=False)).view(np.uint8)
+    if row.user is None and row.label not in layout.ops:
+        raise error("ERR_OP", f"{row.label} is not defined for {layout.name or 'a datatype that the program has made'}")
+    return row
 
 
 def _located(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -74,12 +74,12 @@ def arrived(operation: Started) -> Started:
     """
     if isinstance(operation, Pending):
         return operation
-    try:
-        operation.wait()
-    except ClosedError:
-        if not operation.cancelled:
-            raise
     engine: Any = operation
+    try:
+        engine.wait()
+    except ClosedError:
+        if not engine.cancelled:
+            raise
     return operation if engine.given is None else Arriving(engine, simple(engine.given, True))
 
 
@@ -218,24 +218,17 @@ class Request(Handle[Started], root=True):
         if status is None and type(h) is Work:  # a collective, which has neither a message nor an object
             self._h = None
             return h.wait()
-        h = self._finish()
-        if h is None:
+        if h is None or h is SENT:
+            self._h = None
             if status is not None:
                 status._set(EMPTY)
             return None
+        if not isinstance(h, Persistent):
+            self._h = None
+        h = completed(h)
         if status is not None:
             status._set(h.message, h.cancelled)
         return object_of(h)
-
-    def _finish(self) -> Started | None:
-        """Wait for the operation, and detach it unless it is persistent. None if there is none."""
-        h = self._h
-        if h is SENT or h is None:
-            self._h = None
-            return h
-        if not isinstance(h, Persistent):
-            self._h = None
-        return completed(h)
 
     def _done(self) -> bool:
         return self._h is None or self._h.done()

@@ -53,71 +53,63 @@ def kept(given: Any) -> Any:
 class Blocks:
     """Blocks of elements in a buffer, to send from or to receive into.
 
-    memory: the buffer's bytes. types, counts, starts: for each block, its datatype, its number of elements, and the
-    offset of its first element in bytes. sizes: the bytes of each block.
+    memory: the buffer's bytes. layouts, counts, starts: for each block, the layout of its datatype, its number of
+    elements, and the offset of its first element in bytes. sizes: the bytes of each block. whole: the bytes of all
+    blocks as they are in the buffer, if they follow each other there, else None.
     """
 
-    __slots__ = ("counts", "memory", "nbytes", "sizes", "starts", "types")
+    __slots__ = ("counts", "layouts", "memory", "nbytes", "sizes", "starts", "whole")
 
-    def __init__(self, memory: Bytes, types: Sequence[Datatype], counts: Sequence[int], starts: Sequence[int]) -> None:
-        self.memory, self.types, self.counts, self.starts = memory, types, counts, starts
-        self.sizes = [count * kind._live().size if count else 0 for kind, count in zip(types, counts, strict=True)]
-        self.nbytes = sum(self.sizes)
-        for kind, count, start in zip(types, counts, starts, strict=True):
-            layout = kind._h
-            if layout is None or not count or not layout.size:
+    def __init__(self, memory: Bytes, layouts: Sequence[Layout], counts: Sequence[int], starts: Sequence[int]) -> None:
+        self.memory, self.layouts, self.counts, self.starts = memory, layouts, counts, starts
+        self.sizes = [count * layout.size for layout, count in zip(layouts, counts, strict=True)]
+        first = end = starts[0] if starts else 0
+        follow = True
+        for layout, count, start, size in zip(layouts, counts, starts, self.sizes, strict=True):
+            if not size:
                 continue
             last = (count - 1) * layout.extent
             if start + layout.first + min(0, last) < 0 or start + layout.end + max(0, last) > memory.size:
                 what = f"{count} x {layout.name or 'a derived type'} from byte {start} on"
                 raise ValueError(f"message: {what} do not fit into the buffer of {memory.size} bytes")
+            follow = follow and start == end and layout.contiguous
+            end += size
+        self.nbytes = sum(self.sizes)
+        self.whole = memory[first:end] if follow else None
 
     @property
-    def type(self) -> Datatype:
-        return self.types[0] if self.types else BYTE
+    def layout(self) -> Layout:
+        return self.layouts[0] if self.layouts else _BYTE
 
     @property
     def dtype(self) -> DType:
         """rankwise's dtype of all the elements; U8 if they have none, or several."""
-        kinds = {kind._h.dtype for kind in self.types if kind._h is not None}
+        kinds = {layout.dtype for layout in self.layouts}
         found = kinds.pop() if len(kinds) == 1 else None
         return DType.U8 if found is None else found
 
-    def whole(self) -> Bytes | None:
-        """The bytes of all blocks as they are in the buffer, if they follow each other there."""
-        start = end = self.starts[0] if self.starts else 0
-        for kind, at, size in zip(self.types, self.starts, self.sizes, strict=True):
-            if size and (at != end or not kind._live().contiguous):
-                return None
-            end += size
-        return self.memory[start:end]
-
     def packed(self) -> Bytes:
         """The blocks' data, one after the other: the buffer's own memory where it lies like that."""
-        whole = self.whole()
-        if whole is not None:
-            return whole
+        if self.whole is not None:
+            return self.whole
         parts = [np.zeros(0, np.uint8)]
-        for kind, count, start in zip(self.types, self.counts, self.starts, strict=True):
-            if count and (layout := kind._live()).size:
+        for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True):
+            if count and layout.size:
                 parts.append(layout.pieces(self.memory)[layout.all_offsets(count, start)].view(np.uint8))
         return np.concatenate(parts)
 
     def room(self) -> Bytes:
         """Memory for the data: the buffer's own where the blocks follow each other; else `unpack` must follow."""
-        whole = self.whole()
-        return np.empty(self.nbytes, np.uint8) if whole is None else whole
+        return np.empty(self.nbytes, np.uint8) if self.whole is None else self.whole
 
     def unpack(self, data: Bytes) -> None:
         """Put received data in the buffer, unless that is where it was received. data: all of it, or the beginning."""
-        whole = self.whole()
-        if whole is not None:
-            if address(whole) != address(data):
-                whole[: data.size] = data
+        if self.whole is not None:
+            if address(self.whole) != address(data):
+                self.whole[: data.size] = data
             return
         at = 0
-        for kind, count, start in zip(self.types, self.counts, self.starts, strict=True):
-            layout = kind._live()
+        for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True):
             here = min(count, (data.size - at) // max(1, layout.size))
             if here and layout.size:
                 pieces = data[at : at + here * layout.size].view(f"V{layout.width}")
@@ -130,7 +122,9 @@ class Blocks:
 
     def block(self, index: int) -> Blocks:
         """One of the blocks."""
-        return Blocks(self.memory, self.types[index : index + 1], self.counts[index : index + 1], [self.starts[index]])
+        return Blocks(
+            self.memory, self.layouts[index : index + 1], self.counts[index : index + 1], [self.starts[index]]
+        )
 
 
 class Row(Blocks):
@@ -138,21 +132,21 @@ class Row(Blocks):
 
     __slots__ = ()
 
-    def __init__(self, x: Any, kind: Datatype, counts: Sequence[int]) -> None:
+    def __init__(self, x: Any, layout: Layout, counts: Sequence[int]) -> None:
         size = x.itemsize
-        self.types, self.counts = [kind] * len(counts), counts
+        self.layouts, self.counts = [layout] * len(counts), counts
         self.sizes = [count * size for count in counts]
         self.nbytes = sum(self.sizes)
         self.starts = [0, *accumulate(self.sizes[:-1])]
-        self.memory = x.view(np.uint8)[: self.nbytes]
+        self.memory = self.whole = x.view(np.uint8)[: self.nbytes]
 
-    @property
-    def dtype(self) -> DType:
-        found = self.types[0]._live().dtype
-        return DType.U8 if found is None else found
 
-    def whole(self) -> Bytes:
-        return self.memory
+_BYTE = BYTE._live()
+
+
+def _layout(kind: Datatype, count: int) -> Layout:
+    """That of a block's datatype, which may be null if there are no elements."""
+    return kind._live() if count else kind._h or _BYTE
 
 
 def _row(spec: Any, x: Any, writes: bool, counts: Sequence[int]) -> Row | None:
@@ -161,7 +155,7 @@ def _row(spec: Any, x: Any, writes: bool, counts: Sequence[int]) -> Row | None:
     if not flags.c_contiguous or (writes and not flags.writeable) or not x.dtype.isnative:
         return None
     kind = TYPES.get(x.dtype.char) if type(spec) is ndarray or not isinstance(spec[-1], Datatype) else spec[-1]
-    return None if kind is None else Row(x, kind, counts)
+    return None if kind is None else Row(x, kind._live(), counts)
 
 
 def plain(spec: Any) -> Any:
@@ -177,8 +171,8 @@ def plain(spec: Any) -> Any:
     x, datatype = spec[0], spec[-1]
     if type(x) is not ndarray or not isinstance(datatype, Datatype):
         return None
-    layout = datatype._h
-    if layout is None or layout.basic != x.dtype or layout.elements != 1 or not layout.contiguous:
+    element = datatype._h and datatype._h.element
+    if element is None or (element is not x.dtype and element != x.dtype):
         return None
     if x.ndim != 1:
         x = _flat(x)
@@ -192,21 +186,22 @@ def every(spec: Any) -> Any:
     return None if type(spec) in (list, tuple) and len(spec) != 2 else plain(spec)
 
 
-def divided_array(spec: Any) -> tuple[Any, Any] | None:
-    """The array of `[array, counts]`, perhaps with displacements and datatype, and the counts, if each block follows
-    the one before and the datatype is the NumPy array's own. None for any other specification.
+NOT_PLAIN = None, None, None
+
+
+def divided_array(spec: Any) -> tuple[Any, Any, Any]:
+    """The array of `[array, counts, displacements, datatype]`, the counts and the displacements, which may be None.
+
+    NOT_PLAIN if the datatype is not the NumPy array's own, or for any other specification but those that leave out
+    displacements or datatype.
     """
     if type(spec) not in (list, tuple) or len(spec) < 2:
-        return None
+        return NOT_PLAIN
     if len(spec) == 2 and type(spec[1]) is list and type(spec[0]) is ndarray and spec[0].ndim == 1:
-        return spec[0], spec[1]
-    buf, counts, displs, datatype = _parts(spec)
-    x = plain(buf if datatype is None else [buf, datatype])
-    if x is None or type(counts) not in (list, tuple, ndarray):
-        return None
-    if displs is not None and (not hasattr(displs, "__len__") or [*displs, sum(counts)] != [0, *accumulate(counts)]):
-        return None
-    return x, counts
+        return spec[0], spec[1], None
+    buf, counts, displs, datatype = spec if len(spec) == 4 else _parts(spec)
+    x = plain(buf if datatype is None else (buf, datatype))
+    return NOT_PLAIN if x is None or type(counts) not in (list, tuple, ndarray) else (x, counts, displs)
 
 
 def _flat(x: Any) -> Any:
@@ -247,16 +242,14 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
         count = entries // shared
     else:
         count = 0
-    extent = kind._h.extent if kind._h is not None else 0
-    return Blocks(memory, [kind] * shared, [count] * shared, [start + i * count * extent for i in range(shared)])
+    layout = _layout(kind, count)
+    return Blocks(
+        memory, [layout] * shared, [count] * shared, [start + i * count * layout.extent for i in range(shared)]
+    )
 
 
 def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
     """Blocks with a count and displacement each, which are in elements."""
-    if found := divided_array(spec):
-        x, each = found[0], _ints(found[1], blocks, "counts")
-        if min(each) >= 0 and sum(each) <= x.size and (row := _row(spec, x, writes, each)):
-            return row
     buf, counts, displs, datatype = _parts(spec)
     memory, kind = _memory(buf, datatype, writes, counts)
     if counts is None:
@@ -269,8 +262,8 @@ def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
     elif not hasattr(displs, "__len__"):
         displs = [operator.index(displs) * i for i in range(blocks)]
     displs = _ints(displs, blocks, "displacements")
-    extent = kind._h.extent if kind._h is not None else 0
-    return Blocks(memory, [kind] * blocks, counts, [at * extent for at in displs])
+    layout = _layout(kind, sum(counts))
+    return Blocks(memory, [layout] * blocks, counts, [at * layout.extent for at in displs])
 
 
 def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
@@ -284,10 +277,11 @@ def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
     if len(types) != blocks:
         raise ValueError(f"message: expected {blocks} datatypes, got {len(types)}")
     counts, displs = _ints(counts, blocks, "counts"), _ints(displs, blocks, "displacements")
+    layouts = [_layout(*each) for each in zip(types, counts, strict=True)]
     if buf is BOTTOM:
         memory, base = _absolute(list(zip(types, counts, displs, strict=True)))
-        return Blocks(memory, types, counts, [at - base for at in displs])
-    return Blocks(bytes_of(buf, writes), types, counts, displs)
+        return Blocks(memory, layouts, counts, [at - base for at in displs])
+    return Blocks(bytes_of(buf, writes), layouts, counts, displs)
 
 
 def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
