@@ -143,6 +143,8 @@ def buffers() -> None:
         for call in (comm.Allreduce, comm.Iallreduce, comm.Scan):
             fails(MPI.ERR_OP, call, MPI.IN_PLACE, x, getattr(MPI, op))
     fails(MPI.ERR_OP, comm.Allreduce, np.array([True]), np.array([True]))
+    with pytest.raises(ValueError, match="mismatch in send count 2 and receive count 3"):
+        MPI.SUM.Reduce_local(np.zeros(2, bool), np.zeros(3, bool))
     letters = np.full(1, 3, "i1").view("S1")
     comm.Allreduce(MPI.IN_PLACE, [letters, MPI.CHAR])
     equal(letters.view("i1"), [3 * size])

@@ -31,6 +31,7 @@ from rankwise.frontends.mpi4py.specs import (
     NOT_PLAIN,
     Blocks,
     address,
+    check_equal,
     divided_array,
     every,
     in_place,
@@ -211,7 +212,7 @@ def _reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) 
         given = simple(recvbuf, True, c.size)
         return _dividing(c, given, given.block(0), lambda: given.sizes, op)
     into, given = simple(recvbuf, True), simple(sendbuf, False, c.size)
-    _check_equal(given.block(0), into)
+    check_equal(given.block(0), into)
     return _dividing(c, given, into, lambda: given.sizes, op)
 
 
@@ -295,15 +296,8 @@ def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
     if in_place(sendbuf):
         return into
     mine = simple(sendbuf, False)
-    _check_equal(mine, into)
+    check_equal(mine, into)
     return mine
-
-
-def _check_equal(mine: Blocks, into: Blocks) -> None:
-    if mine.layout.dtype != into.layout.dtype:
-        raise ValueError("mismatch in send and receive MPI datatypes")
-    if mine.nbytes != into.nbytes:
-        raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
 
 
 def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:

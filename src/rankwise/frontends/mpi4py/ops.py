@@ -14,6 +14,7 @@ from rankwise.frontends.mpi4py.buffers import Bytes, buffer
 from rankwise.frontends.mpi4py.datatypes import Datatype, Layout
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.specs import check_equal, simple
 
 
 class Operation:
@@ -91,9 +92,8 @@ class Op(Handle[Operation], root=True):
     is_commutative = property(Is_commutative)
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
-        from rankwise.frontends.mpi4py.specs import simple
-
         mine, other = simple(inbuf, False), simple(inoutbuf, True)
+        check_equal(mine, other)
         other.unpack(checked(self, other.layout).folded([mine.packed(), other.packed()], other.layout))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -387,6 +387,14 @@ def _ints(values: Any, blocks: int, what: str) -> list[int]:
     return found
 
 
+def check_equal(mine: Blocks, into: Blocks) -> None:
+    """Raise ValueError unless what is reduced and the result have as much of the same kind."""
+    if mine.layout.dtype != into.layout.dtype:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+    if mine.nbytes != into.nbytes:
+        raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
+
+
 def truncated(message: tuple[int, int, int], room: int) -> Exception:
     source, tag, nbytes = message
     return error(
