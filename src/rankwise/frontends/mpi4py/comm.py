@@ -48,14 +48,6 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     group = property(Get_group)
 
-    def Get_name(self) -> str:
-        return "MPI_COMM_NULL" if self._h is None else self._h.name
-
-    def Set_name(self, name: str) -> None:
-        self._live().name = name
-
-    name = property(Get_name, Set_name)
-
     def Is_inter(self) -> bool:
         self._live()
         return False

@@ -15,7 +15,7 @@ from rankwise.arrays import dtypes
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.handles import Named
 
 ORDER_C = 56
 ORDER_F = ORDER_FORTRAN = 57
@@ -85,7 +85,7 @@ class Layout:
         return np.ndarray(shape, f"V{self.width}", memory, strides=(1,))
 
 
-class Datatype(Handle[Layout], root=True):
+class Datatype(Named[Layout], root=True):
     """An MPI datatype."""
 
     _null = "ERR_TYPE"
@@ -112,14 +112,7 @@ class Datatype(Handle[Layout], root=True):
         layout = self._live()
         return layout.first, layout.end - layout.first
 
-    def Get_name(self) -> str:
-        return "MPI_DATATYPE_NULL" if self._h is None else self._h.name
-
-    def Set_name(self, name: str) -> None:
-        self._live().name = name
-
     size = property(Get_size)
-    name = property(Get_name, Set_name)
     extent = property(lambda self: self.Get_extent()[1])
     lb = property(lambda self: self.Get_extent()[0])
     ub = property(lambda self: sum(self.Get_extent()))

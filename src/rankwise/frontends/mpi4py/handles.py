@@ -100,6 +100,20 @@ class Handle(Generic[T]):
         raise ValueError(f"cannot pickle a {type(self).__name__} that the program has made")
 
 
+class Named(Handle[T]):
+    """A handle of an object that has a name."""
+
+    def Get_name(self) -> str:
+        h: Any = self._h
+        return f"MPI_{self._root.__name__.upper()}_NULL" if h is None else h.name
+
+    def Set_name(self, name: str) -> None:
+        h: Any = self._live()
+        h.name = name
+
+    name = property(Get_name, Set_name)
+
+
 NAMED: dict[str, Any] = {}
 """The predefined handles by name, without MPI."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
-from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.handles import Handle, Named
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import (
     SENT,
@@ -37,7 +37,7 @@ _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 _new = object.__new__
 
 
-class Messages(Handle[Context]):
+class Messages(Named[Context]):
     """The messages of a communicator.
 
     A buffered send copies its buffer. A ready send is an ordinary send. So is a synchronous send if the job runs on

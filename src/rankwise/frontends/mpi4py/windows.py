@@ -13,7 +13,7 @@ from rankwise.frontends.mpi4py import groups
 from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.handles import Named
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.status import PROC_NULL
 from rankwise.frontends.mpi4py.world import WORLD
@@ -104,7 +104,7 @@ class Window:
         return buffer(self.memory[self.starts[rank] : self.starts[rank + 1]])
 
 
-class Win(Handle[Window], root=True):
+class Win(Named[Window], root=True):
     """Memory of all ranks of a communicator of one host, which they read and write in place.
 
     A rank sees what another has written once both have called `Fence` or a barrier, or while it holds a lock that the
@@ -195,13 +195,6 @@ class Win(Handle[Window], root=True):
     def Get_info(self) -> Info:
         return Info.Create(self._live().info)
 
-    def Get_name(self) -> str:
-        return "MPI_WIN_NULL" if self._h is None else self._h.name
-
-    def Set_name(self, name: str) -> None:
-        self._live().name = name
-
-    name = property(Get_name, Set_name)
     group = property(Get_group)
     flavor = property(lambda self: self.Get_attr(CONSTANTS["WIN_CREATE_FLAVOR"]))
     model = property(lambda self: self.Get_attr(CONSTANTS["WIN_MODEL"]))
