@@ -253,6 +253,25 @@ def test_a_failing_rank_ends_the_others() -> None:
     run_ranks(body, 2, backend=doubled(2, everywhere=False, made=made), timeout=30)
 
 
+def test_a_cancelled_receive_takes_no_message_and_no_sync_waits_for_it() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 1:
+            group.barrier()
+            group.send(np.full(3, 7.0), dst=0)
+            return
+        x, y = np.zeros(3), np.zeros(3)
+        dropped = group.irecv(x, src=1)
+        with pytest.raises(CollectiveTimeout):
+            dropped.wait(0.01)
+        assert dropped.cancel()
+        group.comm.sync()
+        group.barrier()
+        assert group.recv(y, src=1).tolist() == [7.0] * 3
+        assert not x.any()
+
+    run_ranks(body, 2, backend=doubled(2, everywhere=True), timeout=30)
+
+
 def test_a_measurement_counts_each_operation_once_and_waiting_for_the_device_as_sync() -> None:
     def body(group: Group) -> None:
         group.all_reduce(np.ones(1000))

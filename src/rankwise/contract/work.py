@@ -164,6 +164,45 @@ COMPLETE = Completed()
 """An operation that is complete, without an error."""
 
 
+class OuterWork(Work[T]):
+    """Another Work with a `wait` of its own, which calls the other's.
+
+    cancelled: called when it has been cancelled. ranks: of a receive whose source the other gives as a number in a part
+    of the group, the ranks of that part.
+    """
+
+    def __init__(
+        self,
+        inner: Work[Any],
+        wait: Callable[[float | None], T],
+        *,
+        cancelled: Callable[[], object] | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self._inner, self._wait, self._cancelled, self._ranks = inner, wait, cancelled, ranks
+
+    def wait(self, timeout: float | None = None) -> T:
+        return self._wait(timeout)
+
+    def done(self) -> bool:
+        return self._inner.done()
+
+    def cancel(self) -> bool:
+        cancelled = self._inner.cancel()
+        if cancelled and self._cancelled is not None:
+            self._cancelled()
+        return cancelled
+
+    @property
+    def source(self) -> int:
+        found: int = self._inner.source  # type: ignore[attr-defined]  # see Communicator.recv
+        return found if self._ranks is None else self._ranks[found]
+
+    @property
+    def tag(self) -> int:
+        return self._inner.tag  # type: ignore[attr-defined, no-any-return]
+
+
 _PERIOD = 1.0  # seconds between two checks whether another thread has cancelled the Work
 
 

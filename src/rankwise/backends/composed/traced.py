@@ -10,13 +10,12 @@ from itertools import count as numbers_from
 from typing import Any, TypeVar
 
 from rankwise._native import TraceWriter, WrittenOperation, uncounted
-from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator, bind
 from rankwise.contract.message import ANY, Taken
 from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work
+from rankwise.contract.work import OuterWork, Work
 
 T = TypeVar("T")
 
@@ -133,7 +132,7 @@ class TracedCommunicator(Communicator):
 
     def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
         entry = self._begin(call, background=True)
-        return TracedWork(self._entered(entry, self._inner.start, call, keep, result), entry)
+        return _in_progress(self._entered(entry, self._inner.start, call, keep, result), entry)
 
     def name_group(self, name: str) -> None:
         self._writer.name_group(self._group, name)
@@ -142,12 +141,12 @@ class TracedCommunicator(Communicator):
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
         entry = self._message("send", count, dtype, dest, tag)
-        return TracedWork(self._entered(entry, self._inner.send, ptr, count, dtype, dest, tag, keep), entry)
+        return _in_progress(self._entered(entry, self._inner.send, ptr, count, dtype, dest, tag, keep), entry)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         entry = self._message("recv", count, dtype, src, tag)
         work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag, keep)
-        return TracedWork(work, entry, matches=ANY in (src, tag))
+        return _in_progress(work, entry, matches=ANY in (src, tag))
 
     def take(self, src: int, tag: int) -> Taken | None:
         taken = self._inner.take(src, tag)
@@ -155,7 +154,7 @@ class TracedCommunicator(Communicator):
             return None
         found = taken.message
         entry = self._message("recv", found.count, found.dtype, found.source, found.tag)
-        return taken._replace(work=TracedWork(taken.work, entry))
+        return taken._replace(work=_in_progress(taken.work, entry))
 
     # ---- the rest of the contract ----
 
@@ -200,31 +199,23 @@ class TracedCommunicator(Communicator):
         return self._writer.begin(operation, self._group, 0, nbytes, dtype, 0, peer, tag, background=True)
 
 
-class TracedWork(OuterWork):
-    """An operation in progress, and its entry in the trace, which ends when the operation has been waited for.
+def _in_progress(work: Any, entry: WrittenOperation, *, matches: bool = False) -> Work[Any]:
+    """An operation in progress, whose entry in the trace ends when the operation has been waited for.
 
     matches: it is a receive from any rank or with any tag, whose message is known when it is complete.
     """
 
-    def __init__(self, inner: Work[Any], entry: WrittenOperation, *, matches: bool = False) -> None:
-        super().__init__(inner)
-        self._entry, self._matches = entry, matches
-
-    def wait(self, timeout: float | None = None) -> Any:
-        self._entry.wait()
+    def wait(timeout: float | None) -> Any:
+        entry.wait()
         try:
-            result = super().wait(timeout)
+            result = work.wait(timeout)
         except BaseException:
-            if self.done():
-                self._entry.end(failed=True)
+            if work.done():
+                entry.end(failed=True)
             raise
-        if self._matches:
-            self._entry.matched(self.source, self.tag)
-        self._entry.end()
+        if matches:
+            entry.matched(work.source, work.tag)
+        entry.end()
         return result
 
-    def cancel(self) -> bool:
-        cancelled = super().cancel()
-        if cancelled:
-            self._entry.end(failed=True)
-        return cancelled
+    return OuterWork(work, wait, cancelled=partial(entry.end, failed=True))

@@ -16,7 +16,7 @@ from weakref import ref
 
 from rankwise.backends.composed import communicator as composed
 from rankwise.backends.hierarchical.hosts import Layout
-from rankwise.backends.hierarchical.part import Part, PartWork
+from rankwise.backends.hierarchical.part import Part
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import ANY, Message, Taken, late, matches, overlap
 from rankwise.contract.types import DType
@@ -86,7 +86,7 @@ class Channel(composed.Channel):
             taken = part.do("recv", part.comm.take, number, found.tag)
             if taken is None:
                 return None
-            return taken._replace(source=found.source, work=PartWork(part, "recv", taken.work))
+            return taken._replace(source=found.source, work=part.message("recv", taken.work))
 
     def sync(self) -> None:
         for receive in list(self._deferred):
@@ -159,8 +159,8 @@ class Channel(composed.Channel):
     def _taker(self, found: Message) -> DeferredReceive | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
-    def _start(self, part: Part, operation: str, *args: Any) -> PartWork:
-        return PartWork(part, operation, part.do(operation, getattr(part.comm, operation), *args))
+    def _start(self, part: Part, operation: str, *args: Any) -> Work[None]:
+        return part.message(operation, part.do(operation, getattr(part.comm, operation), *args))
 
     def _way(self, peer: int) -> tuple[Part, int]:
         """The part for messages between this rank and another, and the other's number in it."""

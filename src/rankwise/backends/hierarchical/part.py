@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.contract.communicator import Collectives, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import Call
 from rankwise.contract.words import SharedWords
-from rankwise.contract.work import Work
+from rankwise.contract.work import OuterWork, Work
 
 T = TypeVar("T")
 
@@ -42,28 +42,16 @@ class Part(Collectives):
         except RankwiseError as error:
             raise self._explain(error, self, operation) from None
 
+    def message(self, operation: str, work: Work[None]) -> Work[None]:
+        """A message of this part, with its source numbered in the group. operation: send or recv."""
+        return OuterWork(work, partial(self.do, operation, work.wait), ranks=self.ranks)
+
 
 class NoPart(Collectives):
     """Takes the place of a part to which this rank does not belong."""
 
     def run(self, call: Call) -> None:
         """Nothing to do: the part's own ranks make the call."""
-
-
-class PartWork(OuterWork):
-    """A message of a part. operation: send or recv."""
-
-    def __init__(self, part: Part, operation: str, inner: Work[None]) -> None:
-        super().__init__(inner)
-        self._part, self._operation = part, operation
-
-    @property
-    def source(self) -> int:
-        """A receive's source, numbered in the group."""
-        return self._part.ranks[self.inner.source]  # type: ignore[attr-defined]  # see Communicator.recv
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._part.do(self._operation, self.inner.wait, timeout)
 
 
 class PartWords(SharedWords):

@@ -29,7 +29,6 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
-from rankwise.backends.composed.outer_work import OuterWork
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
 from rankwise.contract.communicator import Communicator, bind, complete, run_keeping
@@ -44,7 +43,7 @@ from rankwise.contract.job import Job
 from rankwise.contract.message import Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import Completed, OuterWork, Work
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
@@ -139,7 +138,7 @@ class NcclCommunicator(ComposedCommunicator):
     def __init__(self, found: Libraries, side: OpenCommunicator, comm: Any, streams: CudaStreams) -> None:
         self.engine_errors = (found.nccl.NCCLError, CudaFailed)
         self._nccl, self._found, self._side, self._comm = found.nccl, found, side, comm
-        self._messages: list[NcclMessage] = []
+        self._messages: dict[int, Work[None]] = {}  # those that `sync` waits for
         self._aborted = False
         self.stream_sync = self._cuda = streams
         streams.wait_for = self._wait_for
@@ -157,7 +156,7 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _complete_all(self) -> None:
         self._check_failure()
-        for message in list(self._messages):
+        for message in list(self._messages.values()):
             message.wait()
         self._cuda.sync_comm_stream()
 
@@ -230,26 +229,33 @@ class NcclCommunicator(ComposedCommunicator):
         if not self._cuda.on_device(ptr):
             return self._message(self._side.send(ptr, count, dtype, dest, tag, keep))
         data = self._fetched(ptr, count * ITEMSIZE[dtype])
-        return self._message(self._side.send(address(data), count, dtype, dest, tag, data), data)
+        return self._message(self._side.send(address(data), count, dtype, dest, tag, data))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
         self._check_failure()
-        data = finish = None
+        finish = None
         if self._cuda.on_device(ptr):
             size = count * ITEMSIZE[dtype]
             data = np.empty(max(1, size), np.uint8)
-            finish = partial(run_keeping, self._cuda.copy_now, (ptr, address(data), size), keep)
+            finish = partial(run_keeping, self._cuda.copy_now, (ptr, address(data), size), (keep, data))
             ptr, keep = address(data), data
-        return self._message(self._side.recv(ptr, count, dtype, src, tag, keep), data, finish)
+        return self._message(self._side.recv(ptr, count, dtype, src, tag, keep), finish)
 
     def take(self, src: int, tag: int) -> Taken | None:
         self._check_failure()
         taken = self._side.take(src, tag)
         return None if taken is None else taken._replace(work=self._message(taken.work))
 
-    def _message(self, work: Work[None], data: Any = None, finish: Callable[[], None] | None = None) -> NcclMessage:
-        message = NcclMessage(work, data, finish, self._messages)
-        self._messages.append(message)
+    def _message(self, work: Work[None], finish: Callable[[], None] | None = None) -> Work[None]:
+        """A message that goes through the host. finish: copies what it received to the device."""
+        number, pending = id(work), self._messages
+
+        def wait(timeout: float | None) -> None:
+            work.wait(timeout)
+            if pending.pop(number, None) is not None and finish is not None:
+                finish()
+
+        pending[number] = message = OuterWork(work, wait, cancelled=partial(pending.pop, number, None))
         return message
 
     # ---- moves ----
@@ -478,27 +484,6 @@ class LaunchedWork(Work[Any]):
 
     def __del__(self) -> None:
         self._streams.destroy_event(self._event)
-
-
-class NcclMessage(OuterWork):
-    """A message that goes through the host. data: its host memory; finish: copies that to the device."""
-
-    def __init__(
-        self, work: Work[None], data: Any, finish: Callable[[], None] | None, pending: list[NcclMessage]
-    ) -> None:
-        super().__init__(work)
-        self._data, self._finish, self._pending = data, finish, pending
-
-    def wait(self, timeout: float | None = None) -> None:
-        super().wait(timeout)
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-        if self in self._pending:
-            self._pending.remove(self)
-
-    def cancel(self) -> bool:
-        return False  # `sync` waits for it
 
 
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
