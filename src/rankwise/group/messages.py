@@ -16,7 +16,6 @@ from rankwise.contract.types import DType
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.object_block import Codec, assemble
-from rankwise.group.p2p import ReceiveWork
 from rankwise.group.receives import array_over
 from rankwise.group.related import Related
 from rankwise.group.work import ArrayWork, wait_or_cancel
@@ -219,9 +218,7 @@ class Messages(GroupBase):
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return found
 
-    def irecv_object(
-        self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None
-    ) -> ReceiveWork[Any]:
+    def irecv_object(self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None) -> ArrayWork[Any]:
         """Start to receive an object.
 
         Receives of objects match in the order in which they were started. Until this one is done, do not receive an
@@ -238,13 +235,13 @@ class Messages(GroupBase):
         """
         return self._irecv_object(src, tag, self._codec(allow_pickle)).started()
 
-    def _irecv_object(self, src: int | None, tag: int, codec: Codec) -> ReceiveWork[Any]:
+    def _irecv_object(self, src: int | None, tag: int, codec: Codec) -> ArrayWork[Any]:
         source, number = self._source(src), label(tag)
         if source is None:
-            return ReceiveWork(Completed(), nothing, self.pending, self, None, None)
+            return ArrayWork(Completed(), nothing, self.pending, self)
         receive = self.receives.recv_object(source, number)
 
         def finish() -> Any:
             return codec.read(receive.memory(), receive.source)
 
-        return ReceiveWork(receive, finish, self.pending, self, source, number)
+        return ArrayWork(receive, finish, self.pending, self, source, number)

@@ -16,43 +16,9 @@ from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Completed, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork, Pending, Several, wait_or_cancel
+from rankwise.group.work import ArrayWork, Several, wait_or_cancel
 
-T = TypeVar("T")
 D = TypeVar("D", bound=np.dtype[Any])
-
-
-class ReceiveWork(ArrayWork[T]):
-    """irecv's Work. Once it is complete, `source` and `tag` describe the message; before that they are None.
-
-    Both stay None for the null rank.
-    """
-
-    def __init__(
-        self,
-        inner: Work[None],
-        finish: Callable[[], T],
-        pending: Pending,
-        keep: object,
-        source: int | None,
-        tag: int | None,
-    ) -> None:
-        self._source, self._tag = source, tag
-        super().__init__(inner, finish, pending, keep)
-
-    @property
-    def source(self) -> int | None:
-        return self._of_message("source", self._source)
-
-    @property
-    def tag(self) -> int | None:
-        return self._of_message("tag", self._tag)
-
-    def _of_message(self, name: str, wanted: int | None) -> int | None:
-        if self._finish is not None or self.error is not None:
-            return None
-        found: int | None = getattr(self._inner, name) if wanted == ANY else wanted
-        return found
 
 
 class PointToPoint(GroupBase):
@@ -135,9 +101,9 @@ class PointToPoint(GroupBase):
     @overload
     def irecv(
         self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
-    ) -> ReceiveWork[np.ndarray[Any, D]]: ...
+    ) -> ArrayWork[np.ndarray[Any, D]]: ...
     @overload
-    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ReceiveWork[Any]: ...
+    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ArrayWork[Any]: ...
     def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
         """Start to receive, with the arguments of `recv`.
 
@@ -159,13 +125,13 @@ class PointToPoint(GroupBase):
         work.started = True  # as in isend
         return work
 
-    def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ReceiveWork[Any]:
+    def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ArrayWork[Any]:
         buffer, wanted, number = self._incoming(x, src, tag, dtype)
         if wanted is None:
-            return ReceiveWork(Completed(), partial(_unreceived, buffer, x), self.pending, self, None, None)
+            return ArrayWork(Completed(), partial(_unreceived, buffer, x), self.pending, self)
         self._order(buffer)
         inner = self._receive(buffer, wanted, number)
-        return ReceiveWork(inner, buffer.finish, self.pending, self, wanted, number)
+        return ArrayWork(inner, buffer.finish, self.pending, self, wanted, number)
 
     def sendrecv(
         self, x: Any, dst: int | None, src: int | None, *, out: Any = None, tag: int = 0, async_op: bool = False

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
@@ -149,11 +150,19 @@ class ArrayWork(Work[T]):
     inner: the communicator's Work. finish: returns the result after inner is complete. It is called once,
     by the first call of `wait` or `done` that finds inner complete; `wait` raises its error. Until then
     finish and keep hold the memory that the engine uses, and the group, so that a dropped group is not
-    closed.
+    closed. source, tag: as passed to a receive, perhaps ANY.
     """
 
-    def __init__(self, inner: Work[Any], finish: Callable[[], T], pending: Pending, keep: object = None) -> None:
-        self._inner = inner
+    def __init__(
+        self,
+        inner: Work[Any],
+        finish: Callable[[], T],
+        pending: Pending,
+        keep: object = None,
+        source: int | None = None,
+        tag: int | None = None,
+    ) -> None:
+        self._inner, self._source, self._tag = inner, source, tag
         self._finish: Callable[[], T] | None = finish
         self._keep = keep
         self._pending = pending
@@ -176,6 +185,22 @@ class ArrayWork(Work[T]):
         if self.error is not None:
             return f"<Work, failed: {type(self.error).__name__}>"
         return f"<Work, {'complete' if self._finish is None else 'not yet waited for'}>"
+
+    @property
+    def source(self) -> int | None:
+        """The source of the message, once a receive is complete; None before that, and from the null rank."""
+        return self._of_message("source", self._source)
+
+    @property
+    def tag(self) -> int | None:
+        """Likewise its tag."""
+        return self._of_message("tag", self._tag)
+
+    def _of_message(self, name: str, wanted: int | None) -> int | None:
+        if self._finish is not None or self.error is not None:
+            return None
+        found: int | None = getattr(self._inner, name) if wanted == ANY else wanted
+        return found
 
     def wait(self, timeout: float | None = None) -> T:
         if timeout is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import rankwise as rw
 from rankwise.contract.job import Job
 from rankwise.contract.ranks import count_of_ranks
-from rankwise.contract.work import COMPLETE
+from rankwise.contract.work import COMPLETE, OuterWork
 from rankwise.frontends.tcl.handles import Tensor
 from rankwise.frontends.tcl.parameters import invalid
 from rankwise.frontends.tcl.value_types import BACKENDS
@@ -59,26 +59,19 @@ class Alone:
         return COMPLETE
 
     def irecv(self, x: tuple[int, ...], src: int, tag: int = 0, *, dtype: Any = None) -> rw.Work[Tensor]:
-        return _Received(self._messages[src, tag], x, np.dtype(dtype))
+        queue, wanted = self._messages[src, tag], np.dtype(dtype)
 
+        def wait(timeout: float | None) -> Tensor:
+            """The next message of the queue, or zeros if it is empty."""
+            if not queue:
+                return np.zeros(x, wanted)
+            sent = queue[0]
+            if sent.dtype != wanted or sent.size != np.prod(x, dtype=int):
+                message = f"{sent.dtype.name} {{{' '.join(map(str, sent.shape))}}}"
+                raise ValueError(f"The message is {message}, not {wanted.name} {{{' '.join(map(str, x))}}}")
+            return np.array(queue.popleft().reshape(x))
 
-class _Received(rw.Work[Tensor]):
-    """A receive of the next message of a queue, or of zeros if the queue is empty."""
-
-    def __init__(self, queue: deque[Tensor], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._queue, self._shape, self._dtype = queue, shape, dtype
-
-    def wait(self, timeout: float | None = None) -> Tensor:
-        if not self._queue:
-            return np.zeros(self._shape, self._dtype)
-        sent = self._queue[0]
-        if sent.dtype != self._dtype or sent.size != np.prod(self._shape, dtype=int):
-            message = f"{sent.dtype.name} {{{' '.join(map(str, sent.shape))}}}"
-            raise ValueError(f"The message is {message}, not {self._dtype.name} {{{' '.join(map(str, self._shape))}}}")
-        return np.array(self._queue.popleft().reshape(self._shape))
-
-    def done(self) -> bool:
-        return True
+        return OuterWork(COMPLETE, wait)
 
 
 Ranks = rw.Group | Alone
