@@ -9,7 +9,7 @@ here of moves and the native kernels, with operands in rank order, so that every
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,46 +22,15 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.backends.composed.memory import address, sizes
+from rankwise.backends.composed.p2p import Channel
 from rankwise.contract import measuring
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError, UnsupportedError
+from rankwise.contract.errors import RankwiseError, UnsupportedError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.operations import Call, check_count, check_rank, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Work, wait_until
+from rankwise.contract.work import Work
 
 ROOM = 1 << 20  # bytes of scratch memory that are kept at most
-
-
-class Channel(ABC):
-    """How an engine's adapter sends and receives messages, whose arguments have been checked: see Communicator."""
-
-    def __init__(self) -> None:
-        self.pending: dict[int, Work[None]] = {}
-        """What `sync` waits for: a message from `begun` until `over`."""
-
-    @abstractmethod
-    def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]: ...
-    @abstractmethod
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]: ...
-    @abstractmethod
-    def probe(self, src: int, tag: int) -> Message | None: ...
-    @abstractmethod
-    def take(self, src: int, tag: int) -> Taken | None: ...
-
-    def begun(self, work: Work[None]) -> None:
-        self.pending[id(work)] = work
-
-    def over(self, work: Work[None]) -> None:
-        self.pending.pop(id(work), None)
-
-    def sync(self) -> None:
-        for work in list(self.pending.values()):
-            work.wait()
-
-    def flush(self, end: float) -> None:
-        """Wait for pending messages until `end` (of time.monotonic); CollectiveTimeout if some are still pending."""
-        for work in list(self.pending.values()):
-            wait_until(end, work, partial(CollectiveTimeout, "messages that were not received in time are dropped"))
 
 
 class ComposedCommunicator(ComparingCommunicator):

@@ -24,13 +24,14 @@ from weakref import ref
 import numpy as np
 
 from rankwise.backends import tuning
-from rankwise.backends.composed import communicator as composed
+from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import ANY, Message, Taken, late
+from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
 
@@ -62,7 +63,7 @@ class Envelope:
     eager: int = 0
     data: int | None = None
     keep: object = None
-    sending: Transfer | None = None  # of a large message to oneself
+    sending: PendingMessage | None = None  # of a large message to oneself
 
     def own(self) -> None:
         """Copy eager data, since its memory is about to be used again."""
@@ -81,19 +82,18 @@ class Channel(composed.Channel):
         failed: Callable[[Exception, str], RankwiseError],
         has_left: Callable[[int], bool],
     ) -> None:
-        """failed: fails the group because of an error in this operation, and returns what to raise. has_left: whether a
-        peer, whose connection has ended, had closed the group.
-        """
-        super().__init__()
+        """failed: as in every channel. has_left: whether a peer, whose connection has ended, had closed the group."""
+        super().__init__(failed)
         self.transport = transport
-        self.failed, self._has_left = failed, has_left
+        self._has_left = has_left
         self._rank = transport.rank
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
-        self._matching: Matching[Receive, Envelope] = Matching()
+        self._matching: Matching[PendingMessage, Envelope] = Matching()
         self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
         self._transfers: dict[int, WorkQueue] = {}  # by peer: waits for data that gloo is moving
-        self._unmatched: dict[tuple[int, int], Transfer] = {}  # sends of large data, by target and number
+        # Sends of large data and torch's Works that do them, by target and number.
+        self._unmatched: dict[tuple[int, int], tuple[PendingMessage, Any]] = {}
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
         self._sent = [0] * transport.world_size
         # Of eager messages, by peer: the bytes that it may not have received, and those that it does not know that this
@@ -104,11 +104,15 @@ class Channel(composed.Channel):
         self._failure: RankwiseError | None = None
         self._closed = False
 
+    @property
+    def timeout(self) -> float:
+        return self.transport.timeout
+
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         size = count * ITEMSIZE[dtype]
         eager = size + OVERHEAD if size <= tuning.GLOO_EAGER else 0
         if dest == self._rank:
-            sent = None if eager else Transfer(self, "send", dest, keep)
+            sent = None if eager else PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
             self._arrive(Envelope(dest, tag, count, dtype, eager=eager, data=ptr, sending=sent))
             return sent or Completed()
         with self._lock:  # envelopes leave in the order of their numbers
@@ -126,7 +130,8 @@ class Channel(composed.Channel):
                     return Completed()
                 data = self.transport.send(ptr, size, dest, _data_tag(number))
                 self._post(dest, memory)
-                sending = self._unmatched[dest, number] = Transfer(self, "send", dest, keep, data)
+                sending = PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
+                self._unmatched[dest, number] = sending, data
             except RuntimeError as error:
                 failure = error
             except BaseException:  # a signal handler's
@@ -141,8 +146,8 @@ class Channel(composed.Channel):
         sent = self.transport.send(address(envelope), envelope.nbytes, peer, ENVELOPE_TAG)
         self._outgoing.put(partial(_release_sent, self.transport, sent, envelope))
 
-    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Receive:
-        receive = Receive(self, ptr, count, dtype, src, tag, keep)
+    def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
+        receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
         with self._lock:
             failure = self._failure
             envelope = None if failure is not None else self._matching.post(receive)
@@ -170,7 +175,9 @@ class Channel(composed.Channel):
             if found is None:
                 return None
             memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
-            receive = Receive(self, address(memory), found.count, found.dtype, found.source, found.tag, memory)
+            receive = PendingMessage(
+                self, "recv", address(memory), found.count, found.dtype, found.source, found.tag, memory
+            )
             self._matching.post(receive)
         self._deliver(receive, found)
         return Taken(found.source, found.tag, found.dtype, memory, receive)
@@ -192,7 +199,7 @@ class Channel(composed.Channel):
         """The group has failed: its connections end, and every message that waits for its match raises this error."""
         with self._lock:
             self._failure = error
-            waiting = [*self._matching.receives, *self._unmatched.values()]
+            waiting = [*self._matching.receives, *(sending for sending, _ in self._unmatched.values())]
             self._matching.receives.clear()
             self._unmatched.clear()
         self.transport.disconnect()
@@ -211,11 +218,25 @@ class Channel(composed.Channel):
         for listener in self._listeners.values():
             listener.join(max(0.0, end - time.monotonic()))
 
-    def in_transfer(self, peer: int, complete: Callable[[], None]) -> None:
-        """Call `complete`, which waits for data to or from this peer, in the thread for that."""
+    def _follow(self, message: PendingMessage, data: Any) -> None:
+        """A message has been matched, and gloo moves its data now. data: torch's Work.
+
+        gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a thread of
+        the channel waits, one for each peer.
+        """
+        peer = message.source
         with self._lock:
             transfers = self._transfers.setdefault(peer, WorkQueue(f"rankwise gloo transfers of {peer}"))
-        transfers.put(complete)
+        transfers.put(partial(self._complete, message, data))
+
+    def _complete(self, message: PendingMessage, data: Any) -> None:
+        """Wait for the data. An error fails the group and is kept."""
+        try:
+            self.transport.wait(data)
+        except RuntimeError as error:
+            message.end(self.failed(error, message.operation))
+        else:
+            message.end()
 
     # ---- envelopes ----
 
@@ -242,7 +263,7 @@ class Channel(composed.Channel):
                 self._unreceived[peer] -= eager
                 sending = self._unmatched.pop((peer, number), None)
             if sending is not None:
-                sending.follow()
+                self._follow(*sending)
             return
         data = address(memory) + HEADER.itemsize if eager else None
         self._arrive(Envelope(peer, tag, count, DType(code), number, eager, data))
@@ -256,7 +277,7 @@ class Channel(composed.Channel):
         if receive is not None:
             self._deliver(receive, envelope)
 
-    def _deliver(self, receive: Receive, envelope: Envelope) -> None:
+    def _deliver(self, receive: PendingMessage, envelope: Envelope) -> None:
         """Complete the receive with this envelope's message, or start receiving its data."""
         receive.source, receive.tag = envelope.source, envelope.tag
         wrong = mismatch(envelope.tag, envelope.count, envelope.dtype, receive.count, receive.dtype)
@@ -273,7 +294,7 @@ class Channel(composed.Channel):
             receive.end()
             return
         try:
-            receive.follow(self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
+            self._follow(receive, self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
             with self._lock:
                 received, self._received[envelope.source] = self._received[envelope.source], 0
             self._post(envelope.source, _header(0, 0, MATCHED, envelope.number, received))
@@ -315,66 +336,6 @@ def _receive_envelopes(channel: ref[Channel], transport: Transport, peer: int) -
             return
         receiver.receive_envelope(peer, memory)
         del receiver
-
-
-class Transfer(Work[None]):
-    """One side of a message: it waits for its match, and then for gloo to move the data.
-
-    gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a thread of the
-    channel waits.
-    """
-
-    def __init__(self, channel: Channel, operation: str, peer: int, keep: object, data: Any = None) -> None:
-        """peer: perhaps ANY. data: torch's Work, or None if `follow` passes it later. keep: what owns the memory."""
-        self.operation, self.source = operation, peer
-        self._keep = keep
-        self._channel = channel
-        self._data = data
-        self._error: RankwiseError | None = None
-        self._over = threading.Event()
-        channel.begun(self)
-
-    def follow(self, data: Any = None) -> None:
-        """It has been matched, and gloo moves the data now. data: as above."""
-        self._data = self._data or data
-        self._channel.in_transfer(self.source, self._complete)
-
-    def end(self, error: RankwiseError | None = None) -> None:
-        """Nothing is left to wait for."""
-        self._error = error
-        self._keep = None
-        self._over.set()
-        self._channel.over(self)
-
-    def wait(self, timeout: float | None = None) -> None:
-        limit = self._channel.transport.timeout if timeout is None else timeout
-        if not self._over.wait(limit):
-            error = late(self.operation, limit, self.source)
-            raise error if timeout is not None else self._channel.failed(error, self.operation)
-        if self._error is not None:
-            raise self._error
-
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    def _complete(self) -> None:
-        """Wait for the data. An error fails the group and is kept."""
-        try:
-            self._channel.transport.wait(self._data)
-        except RuntimeError as error:
-            self.end(self._channel.failed(error, self.operation))
-        else:
-            self.end()
-
-
-class Receive(Transfer):
-    """A receive. Its source and tag are as requested, perhaps ANY, until its message has arrived."""
-
-    def __init__(
-        self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int, keep: object
-    ) -> None:
-        super().__init__(channel, "recv", source, keep)
-        self.ptr, self.count, self.dtype, self.tag = ptr, count, dtype, tag
 
 
 def _release_sent(transport: Transport, work: Any, memory: object) -> None:

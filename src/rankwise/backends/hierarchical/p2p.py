@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
-from rankwise.backends.composed import communicator as composed
+from rankwise.backends.composed import p2p as composed
+from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.backends.hierarchical.part import Part
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.message import ANY, Message, Taken, late, matches, overlap
+from rankwise.contract.message import ANY, Message, Taken, matches, overlap
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work, wait_until
+from rankwise.contract.work import Work
 
 SLEEP, LONGEST_SLEEP = 20e-6, 1e-3  # seconds between two probes, as long as they find nothing
 
@@ -33,17 +34,14 @@ class Channel(composed.Channel):
         local: Part,
         flat: Part,
         layout: Layout,
-        failed: Callable[[RankwiseError, str], RankwiseError],
+        failed: Callable[[Exception, str], RankwiseError],
     ) -> None:
-        """local: this host's ranks. flat: all ranks. failed: fails the group because of an error in this operation, and
-        returns what to raise.
-        """
-        super().__init__()
+        """local: this host's ranks. flat: all ranks. failed: as in every channel."""
+        super().__init__(failed)
         self._local, self._flat, self._layout = local, flat, layout
         self._host = layout.host[flat.comm.rank]
-        self.failed = failed
         self._lock = threading.RLock()  # an error that `progress` finds fails the group, and with it this channel
-        self._deferred: list[DeferredReceive] = []  # in the order posted
+        self._deferred: list[PendingMessage] = []  # in the order posted
         self._local_first = True
         self._prober: threading.Thread | None = None
         self.closed = False
@@ -62,7 +60,7 @@ class Channel(composed.Channel):
             if src != ANY and not any(overlap(earlier, src, tag) for earlier in self._deferred):
                 part, number = self._way(src)
                 return self._start(part, "recv", ptr, count, dtype, number, tag, keep)
-            receive = DeferredReceive(self, ptr, count, dtype, src, tag, keep)
+            receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
         self.progress()
         self._start_prober()
@@ -89,8 +87,7 @@ class Channel(composed.Channel):
             return taken._replace(source=found.source, work=part.message("recv", taken.work))
 
     def sync(self) -> None:
-        for receive in list(self._deferred):
-            receive.wait()
+        super().sync()
         for part in (self._local, self._flat):
             part.do("sync", part.comm.sync)
 
@@ -107,7 +104,8 @@ class Channel(composed.Channel):
                         inner = self._start(
                             part, "recv", taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
                         )
-                        taker.begin(found.source, found.tag, inner)
+                        taker.source, taker.tag = found.source, found.tag
+                        taker.end(rest=inner)
                 except RankwiseError as error:
                     if receive in self._deferred:  # `fail` has not ended it
                         self._deferred.remove(receive)
@@ -156,7 +154,7 @@ class Channel(composed.Channel):
         found = part.do(operation, part.comm.probe, src, tag)
         return None if found is None else replace(found, source=part.ranks[found.source])
 
-    def _taker(self, found: Message) -> DeferredReceive | None:
+    def _taker(self, found: Message) -> PendingMessage | None:
         return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
 
     def _start(self, part: Part, operation: str, *args: Any) -> Work[None]:
@@ -167,46 +165,6 @@ class Channel(composed.Channel):
         if self._layout.host[peer] == self._host:
             return self._local, self._layout.local(peer)
         return self._flat, peer
-
-
-class DeferredReceive(Work[None]):
-    """A receive whose message has not arrived. Until then source and tag are as requested, then the message's."""
-
-    def __init__(
-        self, channel: Channel, ptr: int, count: int, dtype: DType, source: int, tag: int, keep: object
-    ) -> None:
-        self.ptr, self.count, self.dtype, self.keep = ptr, count, dtype, keep
-        self.source, self.tag = source, tag
-        self._channel = channel
-        self._inner: Work[None] | None = None
-        self._error: RankwiseError | None = None
-        self._begun = threading.Event()
-
-    def begin(self, source: int, tag: int, inner: Work[None]) -> None:
-        self.source, self.tag, self._inner = source, tag, inner
-        self.keep = None
-        self._begun.set()
-
-    def end(self, error: RankwiseError) -> None:
-        self._error = error
-        self._begun.set()
-
-    def wait(self, timeout: float | None = None) -> None:
-        limit = self._channel.timeout if timeout is None else timeout
-        end = time.monotonic() + limit
-        if not self._begun.wait(limit):
-            error = late("recv", limit, self.source)
-            raise error if timeout is not None else self._channel.failed(error, "recv")
-        if self._error is not None:
-            raise self._error
-        assert self._inner is not None
-        if timeout is None:
-            self._inner.wait()
-        else:
-            wait_until(end, self._inner, lambda: late("recv", limit, self.source))
-
-    def done(self) -> bool:
-        return self._begun.is_set() and (self._inner is None or self._inner.done())
 
 
 def _probe(channel: ref[Channel]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from rankwise.backends.composed import communicator as composed
+from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import RankwiseError
@@ -39,17 +39,16 @@ _ABANDONED = list[Work[None]]()
 class Channel(composed.Channel):
     """The pending messages of one rank. MPI's tag of a message contains its dtype, which a receive checks."""
 
+    timeout = 0.0
+
     def __init__(
         self,
         transport: Transport,
         engine_errors: tuple[type[Exception], ...],
         failed: Callable[[Exception, str], RankwiseError],
     ) -> None:
-        """engine_errors: what MPI raises.
-
-        failed: fails the group because of an error in a message, which is passed as text, and returns what to raise.
-        """
-        super().__init__()
+        """engine_errors: what MPI raises. failed: as in every channel, with a message's text as the operation."""
+        super().__init__(failed)
         self._transport = transport
         self._mpi, self._comm = transport.mpi, transport.comm
         self.status: Callable[[], MPI.Status] = transport.mpi.Status
@@ -57,9 +56,6 @@ class Channel(composed.Channel):
         """Held in each call of MPI: none goes on when the communicator is freed."""
         self._closed = False
         self.engine_errors = engine_errors
-        self.failed = failed
-        self.timeout = 0.0
-        """Seconds that a message may take if its `wait` has no limit of its own; after that the group fails."""
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int, keep: object) -> Work[None]:
         memory = self._transport.bytes(ptr, count * ITEMSIZE[dtype])
