@@ -9,8 +9,13 @@ void PythonCall::run() {
     PyObject* result = acquiring_gil(
         [&] { return PyObject_CallNoArgs(function_.get()); });  // it may still run when the interpreter shuts down
     function_.release();
-    if (result) set(nb::steal(result));
-    else throw Raised(nb::python_error());
+    if (result) return set(nb::steal(result));
+    const nb::python_error error;
+    // It was raised within this package, whose frames refer to the group: if nobody takes the error from the engine,
+    // they would keep the group from being closed, as Python's garbage collector does not see that.
+    if (error.matches(nb::module_::import_("rankwise.contract.errors").attr("RankwiseError")))
+        PyException_SetTraceback(error.value().ptr(), Py_None);
+    throw Raised(error);
 }
 
 WorkHandle::~WorkHandle() {

@@ -249,7 +249,8 @@ def _raised_by(wait: Callable[..., object], *timeout: float | None) -> BaseExcep
     try:
         wait(*timeout)
     except BaseException as error:  # noqa: BLE001 - the caller decides
-        return error
+        # Without this frame, by which the error, that its Work keeps, would refer to the callers and so to their Work.
+        return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
     return None
 
 

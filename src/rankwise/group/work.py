@@ -80,9 +80,10 @@ class Pending:
             self.failed.append(work)
 
     def before_close(self) -> None:
-        """The communicator will be closed next."""
+        """The communicator will be closed next, unless the program has closed it, and what failed then is logged."""
         if os.getpid() == self._pid:
-            self.release_done()
+            if not self._comm.closed:
+                self.release_done()
             self._closing = True
 
     def close(self) -> None:
