@@ -53,10 +53,10 @@ def by_counts(name: str, group: Any, x: Any, room: Any) -> Any:
     counts = [len(x)] * n
     whole = room.reshape(-1)
     calls = {
-        "all_gather_v": (x, whole, counts),
-        "gather_v": (x, 0, whole, counts) if first else (x, 0, None, None),
-        "scatter_v": (whole, counts, 0, x) if first else (None, None, 0, x),
-        "all_to_all_v": (x, [len(x) // n] * n, whole, [len(x) // n] * n),
+        "all_gather_v": (x, whole, counts, None),
+        "gather_v": (x, 0, whole, counts, None) if first else (x, 0, None, None, None),
+        "scatter_v": (whole, counts, None, 0, x) if first else (None, None, None, 0, x),
+        "all_to_all_v": (x, [len(x) // n] * n, None, whole, [len(x) // n] * n, None),
         "all_gather_parts": (x, whole),
         "gather_parts": (x, 0, whole if first else None),
         "scatter_parts": (whole if first else None, 0, x),
