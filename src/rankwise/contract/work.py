@@ -249,7 +249,7 @@ def _raised_by(wait: Callable[..., object], *timeout: float | None) -> BaseExcep
     try:
         wait(*timeout)
     except BaseException as error:  # noqa: BLE001 - the caller decides
-        # Without this frame, by which the error, that its Work keeps, would refer to the callers and so to their Work.
+        # The Work keeps the error. Without this frame, the error does not refer to the callers, which hold the Work.
         return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
     return None
 

@@ -32,7 +32,7 @@ class Mesh(Closeable):
         **axes: the size of each axis. One may be -1 and is then computed from the others.
 
     Attributes:
-        group: that of which the mesh was made.
+        group: the group from which the mesh was made.
         periodic: the names of the periodic axes.
         axes: {name: size}.
         coordinates: {name: this rank's coordinate}.

@@ -30,7 +30,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     """An MPI communicator over a group of rankwise."""
 
     _null = "ERR_COMM"
-    Barrier = ObjectCollectives.barrier  # the other forms are those of the collectives on buffers
+    Barrier = ObjectCollectives.barrier  # Ibarrier and Barrier_init are made with the collectives on buffers
 
     # ---- what it is ----
 
