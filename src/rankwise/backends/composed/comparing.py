@@ -1,7 +1,7 @@
 """A communicator in Python, whose ranks make one call at a time and compare it first.
 
-A lock serialises the threads' collectives, and functions that call several. What was started runs on a `WorkQueue`, and
-a blocking call waits for it first.
+A lock serialises the threads' collectives, and functions that call several. What was started runs on a stream, and a
+blocking call waits for it first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import counted
+from rankwise._native import HostStream, counted
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.part_errors import to_pass_on
-from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError, UnsupportedError
@@ -73,7 +72,7 @@ class ComparingCommunicator(OpenCommunicator):
         """The call that this rank is in, or was in last, and how many there were."""
         self._inside = False
         """Whether it is in progress."""
-        self._queue = WorkQueue(f"rankwise {self.backend} stream")
+        self._stream = HostStream.create()
         self._refusal: RankwiseError | None = None
         """What every call raises from now on."""
         self._envelopes: Envelopes | None = None
@@ -91,7 +90,7 @@ class ComparingCommunicator(OpenCommunicator):
     # ---- the contract ----
 
     def call(self, function: Callable[[], T]) -> T:
-        if self._queue.last is not None:
+        if not self._stream.idle():
             self._drain()
         with self._call_lock:
             return function()
@@ -99,11 +98,11 @@ class ComparingCommunicator(OpenCommunicator):
     def _drain(self) -> None:
         """Wait for what was started before, unless this thread has the lock, for which that may wait in turn."""
         if not self._call_lock._is_owned():  # type: ignore[attr-defined]
-            self._queue.drain()
+            self._stream.sync()
 
     def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
         self._check_refusal()
-        return self._queue.put(partial(self.call, function))
+        return self._stream.submit(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> OpenCommunicator | None:
         return self._run(Call(SPLIT), self._split, (color, key))
@@ -128,9 +127,8 @@ class ComparingCommunicator(OpenCommunicator):
         end = time.monotonic() + timeout
         trouble = ""
         try:
-            if not self._queue.drain(timeout):
+            if not self._stream.close(timeout)[0]:
                 trouble = f"operations that were started did not complete within {timeout:g} s"
-            self._queue.close()
             # If another thread is in a call, it holds the lock, and the engine's resources are not released.
             if not self._call_lock.acquire(timeout=max(0.0, end - time.monotonic())):
                 trouble = "another thread is in a call"
@@ -149,7 +147,7 @@ class ComparingCommunicator(OpenCommunicator):
     def forked(self) -> None:
         # The lock's holder, if any, is a thread of the parent.
         self._call_lock = threading.RLock()
-        self._queue = WorkQueue(f"rankwise {self.backend} stream")
+        self._stream = HostStream.create()
         self.closed = True
         self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
 
@@ -195,7 +193,7 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _run(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """One collective, with no other at the same time: move(*args), if all ranks make this call."""
-        if self._queue.last is not None:
+        if not self._stream.idle():
             self._drain()
         run: Callable[..., T] = self._locked
         if measuring.measurements and self.counted:

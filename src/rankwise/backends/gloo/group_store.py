@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from rankwise._native import HostStream
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.comparing import log
-from rankwise.backends.composed.work_queue import WorkQueue
-from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError, error_of
+from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, error_of
 from rankwise.contract.failure import AtRank, Failure
 from rankwise.contract.failure_kinds import LOST, TIMEOUT
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.words import SharedWords
+from rankwise.contract.work import Work
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.locality import ProcessIdentity
 
@@ -41,7 +43,7 @@ class GroupStore(TorchStore):
         self._identities, self.patience = identities, patience
         self.cut_off: list[int] = []
         self._lost: dict[int, str] = {}
-        self._queue = WorkQueue("rankwise store")
+        self._stream = HostStream.create()
         self._answers = True
 
     def lost(self) -> dict[int, str]:
@@ -91,21 +93,19 @@ class GroupStore(TorchStore):
         return PeerLostError(text, rank=0, how=how, operation=operation, sequence=sequence)
 
     def close(self) -> None:
-        self._queue.close()
+        self._stream.close(0)
 
     def ask(self, request: Callable[[Any], T], limit: float) -> T:
         """What `request` returns for torch's store. Raises ConnectionError after `limit` seconds."""
         if not self._answers:
             raise ConnectionError("the store does not answer")
-        answer: list[T] = []
-        ask = super()._ask
-        task = self._queue.put(lambda: answer.append(ask(request)))
-        if not task.until_over(limit):
+        answer: Work[T] = self._stream.submit(partial(super()._ask, request))
+        try:
+            return answer.wait(limit)
+        except CollectiveTimeout:
             self._answers = False
-            self._queue.close()
-            raise ConnectionError("the store does not answer")
-        task.wait()
-        return answer[0]
+            self._stream.close(0)
+            raise ConnectionError("the store does not answer") from None
 
     def _ask(self, request: Callable[[Any], T]) -> T:
         return self.ask(request, LIMIT)

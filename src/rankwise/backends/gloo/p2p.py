@@ -23,14 +23,14 @@ from weakref import ref
 
 import numpy as np
 
+from rankwise._native import HostStream
 from rankwise.backends import tuning
 from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.matching import Matching, mismatch
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.p2p import PendingMessage
-from rankwise.backends.composed.work_queue import WorkQueue
 from rankwise.backends.gloo.transport import Transport
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import Completed, Work
@@ -90,8 +90,8 @@ class Channel(composed.Channel):
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[PendingMessage, Envelope] = Matching()
-        self._outgoing = WorkQueue("rankwise gloo sends")  # releases each envelope once it has been sent
-        self._transfers: dict[int, WorkQueue] = {}  # by peer: waits for data that gloo is moving
+        self._outgoing = HostStream.create()  # releases each envelope once it has been sent
+        self._transfers: dict[int, HostStream] = {}  # by peer: waits for data that gloo is moving
         # Sends of large data and torch's Works that do them, by target and number.
         self._unmatched: dict[tuple[int, int], tuple[PendingMessage, Any]] = {}
         self._lost: list[object] = []  # memory that gloo may still use, although starting the message was interrupted
@@ -144,7 +144,7 @@ class Channel(composed.Channel):
 
     def _post(self, peer: int, envelope: np.ndarray[Any, Any]) -> None:
         sent = self.transport.send(address(envelope), envelope.nbytes, peer, ENVELOPE_TAG)
-        self._outgoing.put(partial(_release_sent, self.transport, sent, envelope))
+        self._outgoing.submit(partial(_release_sent, self.transport, sent, envelope))
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
@@ -192,8 +192,7 @@ class Channel(composed.Channel):
 
     def flush(self, end: float) -> None:
         super().flush(end)
-        if not self._outgoing.drain(max(0.0, end - time.monotonic())):
-            raise CollectiveTimeout("messages that were not received in time are dropped")
+        self._outgoing.sync(max(0.0, end - time.monotonic()))
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: its connections end, and every message that waits for its match raises this error."""
@@ -210,11 +209,10 @@ class Channel(composed.Channel):
         """End the connections, if threads of this channel wait in gloo, and the threads."""
         self._closed = True
         end = time.monotonic() + timeout
-        if self.pending or self._listeners or not self._outgoing.drain(0.0):
+        if self.pending or self._listeners or not self._outgoing.idle():
             self.transport.disconnect()
-        for queue in (self._outgoing, *self._transfers.values()):
-            queue.drain(max(0.0, end - time.monotonic()))
-            queue.close()
+        for stream in (self._outgoing, *self._transfers.values()):
+            stream.close(max(0.0, end - time.monotonic()))
         for listener in self._listeners.values():
             listener.join(max(0.0, end - time.monotonic()))
 
@@ -226,8 +224,8 @@ class Channel(composed.Channel):
         """
         peer = message.source
         with self._lock:
-            transfers = self._transfers.setdefault(peer, WorkQueue(f"rankwise gloo transfers of {peer}"))
-        transfers.put(partial(self._complete, message, data))
+            transfers = self._transfers.setdefault(peer, HostStream.create())
+        transfers.submit(partial(self._complete, message, data))
 
     def _complete(self, message: PendingMessage, data: Any) -> None:
         """Wait for the data. An error fails the group and is kept."""

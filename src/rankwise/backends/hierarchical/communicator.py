@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise import _native
+from rankwise._native import HostStream
 from rankwise.backends import registry, tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
@@ -36,7 +37,6 @@ from rankwise.backends.composed.memory import address, all_gather_bytes, broadca
 from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
-from rankwise.backends.composed.work_queue import Task, WorkQueue
 from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, locality_mark, log_neighbour, moves
 from rankwise.backends.hierarchical.p2p import Channel
@@ -51,13 +51,14 @@ from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.words import SharedWords
+from rankwise.contract.work import Work
 from rankwise.system import locality
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
 
 _BYTE = DType.U8
-Carried = tuple[int, list[int], Task | None]  # the address of a share, all members' shares, the pending transfer
+Carried = tuple[int, list[int], Work[None] | None]  # the address of a share, all members' shares, the pending transfer
 
 
 def open(job: Job, timeout: float) -> OpenCommunicator:
@@ -146,7 +147,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._here = layout.host[flat.rank]
         self._members = layout.members[self._here]
         self._number = local.rank  # among the members, and of the lane if this rank is in one
-        self._carrier = WorkQueue(f"rankwise {self.backend} carrier")  # serves the lane meanwhile
+        self._carrier = HostStream.create()  # serves the lane meanwhile
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in self._parts():
             part.become_part()
@@ -282,7 +283,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         if now:
             carry()
             return share, shares, None
-        return share, shares, self._carrier.put(carry)
+        return share, shares, self._carrier.submit(carry)
 
     def _gather_piece(self, ptr: int, carried: Carried, dtype: DType) -> None:
         share, shares, work = carried
@@ -494,7 +495,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _release(self, timeout: float, healthy: bool) -> None:
         end = time.monotonic() + timeout
-        self._carrier.close()
+        self._carrier.close(0)
         self._channel.close()
         for part in self._parts():
             part.close(max(0.0, end - time.monotonic()))
