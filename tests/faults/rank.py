@@ -153,6 +153,7 @@ def going_on(rank: Rank, group: rw.Group, fewest: int, timeout: float) -> None:
             turn += 1
         except (rw.PeerLostError, rw.CollectiveTimeout) as error:
             rank.report_error(error, "lost")
+            rank.report("shrinks", ranks=group.ranks)
             smaller = group.shrink()
             group.close(0.0)
             group, turn = smaller, 0
