@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,22 +68,22 @@ def test_scenario(name: str) -> None:
 
 def test_a_rank_may_close_its_group_while_others_are_in_its_last_exchange() -> None:
     def body(group: Group) -> None:
-        from rankwise.backends.gloo.direct_envelopes import StandingReceives
+        from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 
-        start_next = StandingReceives.start_next
+        complete = DirectEnvelopes._complete
 
-        def late(receives: StandingReceives) -> None:
+        def late(envelopes: DirectEnvelopes, sent: list[Any]) -> list[int]:
             patch.undo()
             assert group.recv_object(src=0) == "closed"
             time.sleep(0.3)  # until gloo has seen that the connection ended; a shorter time makes the test weaker
-            start_next(receives)
+            return complete(envelopes, sent)
 
         part = group.split(0)
         assert part is not None
         assert part.all_reduce(1) == 3
         with pytest.MonkeyPatch.context() as patch:
             if group.rank == 2:
-                patch.setattr(StandingReceives, "start_next", late)
+                patch.setattr(DirectEnvelopes, "_complete", late)
             assert part.all_reduce(group.rank) == 3
         if group.rank == 2:  # the exchange after it does need rank 0
             with pytest.raises(PeerLostError) as caught:

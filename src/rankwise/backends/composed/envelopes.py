@@ -58,8 +58,13 @@ class Envelopes(ABC):
     def barrier(self) -> None:
         self.exchange()
 
-    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        reduce_local(ptr, self.exchange(ptr, count * ITEMSIZE[dtype]), count, dtype, op, self._n)
+    def all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int | None = None) -> None:
+        """root: the only rank that gets the result; None: all get it."""
+        payloads = self.exchange(ptr, count * ITEMSIZE[dtype], root)
+        if root in (None, self._rank):
+            reduce_local(ptr, payloads, count, dtype, op, self._n)
+
+    reduce = all_reduce
 
     def broadcast(self, ptr: int, size: int, root: int) -> None:
         if self._rank == root:
@@ -67,18 +72,14 @@ class Envelopes(ABC):
         else:
             _copy(ptr, self.exchange()[root], size)
 
-    def reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        payloads = self.exchange(ptr, count * ITEMSIZE[dtype], root)
-        if self._rank == root:
-            reduce_local(ptr, payloads, count, dtype, op, self._n)
-
-    def all_gather(self, send: int, recv: int, size: int) -> None:
-        _collect(self.exchange(send, size), recv, size)
-
-    def gather(self, send: int, recv: int, size: int, root: int) -> None:
+    def all_gather(self, send: int, recv: int, size: int, root: int | None = None) -> None:
+        """root: as for all_reduce."""
         payloads = self.exchange(send, size, root)
-        if self._rank == root:
+        if root in (None, self._rank):
             _collect(payloads, recv, size)
+
+    gather = all_gather
+    all_to_all_v = all_gather  # of the counts; the data follows
 
     def scatter(self, send: int, recv: int, size: int, root: int) -> None:
         _copy(recv, self.exchange_blocks(send if self._rank == root else 0, size)[root], size)
@@ -107,8 +108,6 @@ class Envelopes(ABC):
 
     def all_to_all(self, send: int, recv: int, size: int) -> None:
         _collect(self.exchange_blocks(send, size), recv, size)
-
-    all_to_all_v = all_gather  # of the counts; the data follows
 
 
 def _collect(addresses: list[int], recv: int, size: int) -> None:
