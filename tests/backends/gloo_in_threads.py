@@ -92,16 +92,6 @@ class QueueTransport:
         for pending in blocks:
             self.wait(pending)
 
-    def gather(self, send: int, recv: int, size: int, root: int) -> None:
-        self.send(send, size, root, 0)
-        for peer in self._all if self.rank == root else ():
-            self.wait(self.recv(recv + peer * size, size, peer, 0))
-
-    def scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        for peer in self._all if self.rank == root else ():
-            self.send(send + peer * size, size, peer, 0)
-        self.wait(self.recv(recv, size, root, 0))
-
     def broadcast(self, ptr: int, size: int, root: int) -> None:
         for peer in self._all if self.rank == root else ():
             self.send(ptr, size, peer, 0)

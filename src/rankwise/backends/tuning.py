@@ -29,8 +29,8 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
             "binomial",  # gloo's own
             "scatter_all_gather",  # 170 ms; binomial 216: 1 MiB
         ),
-        "gather": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes; direct is gloo's own
-        "scatter": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes; direct is gloo's own
+        "gather": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes
+        "scatter": ("inline", "direct"),  # inline: 22 ms, torch's gloo 41: 8 bytes
         "all_gather": (
             "inline",  # 22 ms; torch's gloo 124: 8 bytes
             "pairwise",  # 101 ms; ring 198: 1 MiB

@@ -154,18 +154,6 @@ class GlooCommunicator(ComposedCommunicator):
         self._scatter_v(ptr, mine, blocks, root)
         self._all_gather_v(mine, ptr, blocks)
 
-    def _gather(self, send: int, recv: int, size: int, root: int) -> None:
-        self._transport.gather(send, recv, size, root)
-
-    def _scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        self._transport.scatter(send, recv, size, root)
-
-    def _all_gather(self, send: int, recv: int, size: int) -> None:
-        if self._algorithm("all_gather", tuning.gloo_all_gather(self._world_size, size)) == "ring":
-            self._transport.all_gather(send, recv, size)
-        else:
-            self._collect(send, recv, size)
-
     def _collect(self, mine: int, everybody: int, size: int) -> None:
         self._transport.all_gather_v(mine, everybody, (size,) * self._world_size)
 
@@ -176,8 +164,9 @@ class GlooCommunicator(ComposedCommunicator):
         self._transport.all_to_all_v(send, recv, send_sizes, recv_sizes)
 
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
-        if min(sizes) == max(sizes):
-            self._all_gather(send, recv, sizes[0])
+        chosen = tuning.gloo_all_gather(self._world_size, sizes[0])
+        if min(sizes) == max(sizes) and self._algorithm("all_gather", chosen) == "ring":
+            self._transport.all_gather(send, recv, sizes[0])
         else:
             self._transport.all_gather_v(send, recv, sizes)
 
@@ -269,7 +258,7 @@ class GlooCommunicator(ComposedCommunicator):
         self._gathered(b"")
 
     def _gathered(self, mine: bytes) -> list[bytes]:
-        return gathered(self._all_gather, self._world_size, mine)
+        return gathered(self._collect, self._world_size, mine)
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)

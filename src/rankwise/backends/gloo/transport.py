@@ -92,16 +92,6 @@ class Transport:
         if size:
             self._group.broadcast(_tensor(ptr, size), root).wait()
 
-    def gather(self, send: int, recv: int, size: int, root: int) -> None:
-        if size:
-            blocks = self._blocks(recv, size) if self.rank == root else []
-            self._group.gather(blocks, _tensor(send, size), root).wait()
-
-    def scatter(self, send: int, recv: int, size: int, root: int) -> None:
-        if size:
-            blocks = self._blocks(send, size) if self.rank == root else []
-            self._group.scatter(_tensor(recv, size), blocks, root).wait()
-
     def all_gather(self, send: int, recv: int, size: int) -> None:
         if size:
             self._group._allgather_base(_tensor(recv, size * self.world_size), _tensor(send, size)).wait()
@@ -131,9 +121,6 @@ class Transport:
     def reduces(self, dtype: DType, op: ReduceOp) -> bool:
         """Whether gloo reduces these as the contract requires."""
         return (dtype, op) in _reductions()
-
-    def _blocks(self, ptr: int, size: int) -> list[torch.Tensor]:
-        return [_tensor(ptr + rank * size, size) for rank in range(self.world_size)]
 
     # ---- the end ----
 
@@ -226,10 +213,10 @@ def _reductions() -> dict[tuple[DType, ReduceOp], tuple[Any, Any]]:
     }
     ops = {ReduceOp.SUM: Gloo.SUM, ReduceOp.MEAN: Gloo.SUM, ReduceOp.PROD: Gloo.PRODUCT}
     orders = {ReduceOp.MIN: Gloo.MIN, ReduceOp.MAX: Gloo.MAX}
-    table = {(dtype, op): (kind, how) for dtype, kind in kinds.items() for op, how in (ops | orders).items()}
     return {
-        (dtype, op): found
-        for (dtype, op), found in table.items()
+        (dtype, op): (kind, how)
+        for dtype, kind in kinds.items()
+        for op, how in (ops | orders).items()
         if op.refused_for(dtype) is None
         and not (dtype.is_complex and op is ReduceOp.PROD)
         and (dtype.is_integral or op not in orders)
