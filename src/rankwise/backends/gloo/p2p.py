@@ -87,7 +87,7 @@ class Channel(composed.Channel):
         self.transport = transport
         self._has_left = has_left
         self._rank = transport.rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `failed` calls `fail`
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[PendingMessage, Envelope] = Matching()
         self._outgoing = HostStream.create()  # releases each envelope once it has been sent
@@ -122,7 +122,6 @@ class Channel(composed.Channel):
                 eager = 0
             self._unreceived[dest] += eager
             memory = _header(tag, count, dtype, number, eager, size if eager else 0)
-            failure: Exception | None = None
             try:
                 if eager:
                     ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
@@ -133,12 +132,10 @@ class Channel(composed.Channel):
                 sending = PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
                 self._unmatched[dest, number] = sending, data
             except RuntimeError as error:
-                failure = error
+                raise self.failed(error, "send") from error
             except BaseException:  # a signal handler's
                 self._lost.append((memory, keep))
                 raise
-        if failure is not None:
-            raise self.failed(failure, "send") from failure
         self.listen(dest)
         return sending
 
@@ -175,11 +172,7 @@ class Channel(composed.Channel):
             if found is None:
                 return None
             memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
-            receive = PendingMessage(
-                self, "recv", address(memory), found.count, found.dtype, found.source, found.tag, memory
-            )
-            self._matching.post(receive)
-        self._deliver(receive, found)
+            receive = self.recv(address(memory), found.count, found.dtype, found.source, found.tag, memory)
         return Taken(found.source, found.tag, found.dtype, memory, receive)
 
     def await_arrival(self, seconds: float) -> None:
@@ -240,18 +233,14 @@ class Channel(composed.Channel):
 
     def listen(self, src: int) -> None:
         """From now on receive the envelopes of this rank; with ANY, of all ranks."""
-        for peer in range(self.transport.world_size) if src == ANY else (src,):
-            if peer == self._rank or peer in self._listeners:
-                continue
-            with self._lock:
-                if peer in self._listeners or self._closed:
-                    continue
-                name = f"rankwise gloo messages from {peer}"
-                listener = threading.Thread(
-                    target=_receive_envelopes, args=(ref(self), self.transport, peer), name=name, daemon=True
-                )
-                self._listeners[peer] = listener
-            listener.start()
+        with self._lock:
+            for peer in range(self.transport.world_size) if src == ANY else (src,):
+                if peer != self._rank and peer not in self._listeners and not self._closed:
+                    name, args = f"rankwise gloo messages from {peer}", (ref(self), self.transport, peer)
+                    self._listeners[peer] = threading.Thread(
+                        target=_receive_envelopes, args=args, name=name, daemon=True
+                    )
+                    self._listeners[peer].start()
 
     def receive_envelope(self, peer: int, memory: np.ndarray[Any, Any]) -> None:
         """`memory` holds an envelope that has arrived from this peer."""

@@ -52,7 +52,6 @@ from rankwise.contract.operations import BARRIER, Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
-from rankwise.system import locality
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ def open(job: Job, timeout: float) -> OpenCommunicator:
     """
     flat: ComposedCommunicator = registry.built_in(job.engine)(job, timeout, algorithms={})  # it has its own algorithms
     inode = None if job.segment_fd is None else os.fstat(job.segment_fd).st_ino
-    marks = all_gather_bytes(flat, locality_mark(locality.locality(), inode))
+    marks = all_gather_bytes(flat, locality_mark(inode))
     layout = Layout.of(marks)
     here = layout.host[flat.rank]
     number, size = layout.local(flat.rank), len(layout.members[here])

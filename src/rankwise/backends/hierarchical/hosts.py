@@ -8,13 +8,13 @@ blob.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rankwise.system.locality import REMEDIES
+from rankwise.system import locality
 
 
 @dataclass(frozen=True)
@@ -84,38 +84,23 @@ def moves(sizes: Sequence[int], order: Sequence[int]) -> Iterator[tuple[int, int
 
 # ---- ranks of one host that cannot share memory: they count as being on several hosts, and the log says why ----
 #
-# Each rank sends all ranks of the job its mark: digests of its locality, which are shorter than the locality itself.
+# Each rank sends all ranks of the job its mark: its locality and the launcher's segment, which are equal for the ranks
+# that share memory.
 
-_WHOLE, _PART = 32, 4  # bytes of a digest
 
-
-def locality_mark(locality: Mapping[str, str], inode: int | None) -> bytes:
-    """Equal for ranks that share memory: a digest of the locality and the launcher's segment, and one of each part."""
-    parts = b"".join(_digest(locality.get(part))[:_PART] for part in REMEDIES)
-    return _digest((dict(locality), inode))[:_WHOLE] + parts
+def locality_mark(inode: int | None) -> bytes:
+    """inode: of the launcher's segment, if there is one."""
+    return json.dumps([locality.locality(), inode], sort_keys=True).encode()
 
 
 def log_neighbour(marks: Sequence[bytes], rank: int) -> None:
     """Log a warning if an earlier rank is on this rank's host but cannot share memory with it."""
     for other in range(rank):
-        part = _difference(marks[other], marks[rank])
+        part = locality.difference(json.loads(marks[other])[0], json.loads(marks[rank])[0])
         if part not in (None, "host"):
             logging.getLogger("rankwise").warning(
                 "rank %d runs on the host of rank %d but cannot share memory with it, because the %s differs; "
                 "to share memory, %s",
-                rank, other, part, REMEDIES[part],
+                rank, other, part, locality.REMEDIES[part],
             )  # fmt: skip
             return
-
-
-def _difference(one: bytes, other: bytes) -> str | None:
-    """The first part in which the localities of two marks differ."""
-    for number, part in enumerate(REMEDIES):
-        here = slice(_WHOLE + number * _PART, _WHOLE + (number + 1) * _PART)
-        if one[here] != other[here]:
-            return part
-    return None
-
-
-def _digest(value: object) -> bytes:
-    return hashlib.sha256(repr(value).encode()).digest()

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import ref
 
+from rankwise._native import HostStream
 from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.hierarchical.hosts import Layout
@@ -43,7 +45,7 @@ class Channel(composed.Channel):
         self._lock = threading.RLock()  # an error that `progress` finds fails the group, and with it this channel
         self._deferred: list[PendingMessage] = []  # in the order posted
         self._local_first = True
-        self._prober: threading.Thread | None = None
+        self._prober = HostStream.create()
         self.closed = False
 
     @property
@@ -62,8 +64,8 @@ class Channel(composed.Channel):
                 return self._start(part, "recv", ptr, count, dtype, number, tag, keep)
             receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
             self._deferred.append(receive)
-        self.progress()
-        self._start_prober()
+        if not self.progress():
+            self._prober.submit(partial(_probe, ref(self)))
         return receive
 
     def probe(self, src: int, tag: int) -> Message | None:
@@ -122,23 +124,7 @@ class Channel(composed.Channel):
     def close(self) -> None:
         """End the thread."""
         self.closed = True
-        prober = self._prober
-        if prober is not None and prober is not threading.current_thread():
-            prober.join(1.0)
-
-    def _start_prober(self) -> None:
-        with self._lock:
-            if self._deferred and self._prober is None and not self.closed:
-                self._prober = threading.Thread(target=_probe, args=(ref(self),), name="rankwise receives", daemon=True)
-                self._prober.start()
-
-    def stop_prober(self) -> bool:
-        """End the thread, unless a receive has been deferred meanwhile."""
-        with self._lock:
-            if self._deferred and not self.closed:
-                return False
-            self._prober = None
-            return True
+        self._prober.close(1.0)
 
     def _find(self, operation: str, src: int, tag: int) -> Message | None:
         """The message that a receive would match now. operation: that looks for it, for errors."""
@@ -168,10 +154,10 @@ class Channel(composed.Channel):
 
 
 def _probe(channel: ref[Channel]) -> None:
-    """The thread: it ends when no receive is deferred, and does not keep the channel alive."""
+    """Until no receive is deferred, or the channel is closed. It does not keep the channel alive."""
     sleep = SLEEP
     while (present := channel()) is not None and not present.closed:
-        if present.progress() and present.stop_prober():
+        if present.progress():
             return
         del present
         time.sleep(sleep)
