@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from rankwise.backends.composed.memory import packed, unpacked
-from rankwise.backends.gloo.meeting import Roster, _known, gather, lengthened, shortened
+from rankwise.backends.gloo.meeting import _known, gather
+from rankwise.backends.gloo.roster import lengthened, roster_type, shortened
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 
@@ -173,10 +174,10 @@ def test_what_fails_an_exchange_is_kept() -> None:
     def fail(mine: bytes) -> list[bytes]:
         raise CollectiveTimeout("nobody came", limit=1.0)
 
-    roster = Roster(fail, "me")
-    roster.store.set("0/0", b"address")
+    roster = roster_type()(fail, "me")
+    roster.set("0/0", b"address")
     with pytest.raises(CollectiveTimeout) as caught:
-        roster.store.get("0/1")
+        roster.get("0/1")
     assert caught.value is roster.failure
 
 
@@ -193,7 +194,7 @@ def test_a_store_is_connected_to_once_and_only_when_used() -> None:
     other = store.under("b")
     assert not made
     other.set("key", b"text")
-    assert store.find("b/key") == b"text"
+    assert store.get("b/key", time.monotonic() + 30) == b"text"
     assert not store.check(["key"])
     assert len(made) == 1
 

@@ -77,10 +77,6 @@ class TorchStore(Store):
         """The value if it is there now."""
         return self._ask(lambda store: bytes(store.get(self.prefix + key))) if self.check([key]) else None
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Set the value if it is `expected`; "" means that there is none. Returns the value that is there then."""
-        return self._ask(lambda store: bytes(store.compare_set(self.prefix + key, expected, value)))
-
     def _ask(self, request: Callable[[Any], T]) -> T:
         try:
             return request(self.connection())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankwise.contract.errors import MismatchError, error_of
 from rankwise.contract.failure import AtRank, Failure, differences
-from rankwise.contract.failure_kinds import MISMATCH
+from rankwise.contract.failure_kinds import MISMATCH, TIMEOUT
 from rankwise.contract.operations import OPERATIONS, Call, Operation, fields_of, nothing, one_block
 from rankwise.contract.types import ITEMSIZE
 
@@ -65,6 +65,13 @@ def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
     found = error_of(failure.found_in("", sequence))
     assert isinstance(found, MismatchError)
     return found
+
+
+def timed_out(calls: Mapping[int, str], missing: Sequence[int], limit: float) -> Failure:
+    """The failure of a group whose ranks are in these calls when the timeout has passed, while some are missing."""
+    texts = {rank: f"in {call}" for rank, call in calls.items()} | dict.fromkeys(missing, "in no call of this group")
+    ranks = {rank: AtRank(text) for rank, text in sorted(texts.items())}
+    return Failure(TIMEOUT, ranks=ranks, to_blame=tuple(missing), limit=limit)
 
 
 def unmatched(call: Call, sizes: NDArray[np.int64], sequence: int) -> MismatchError | None:

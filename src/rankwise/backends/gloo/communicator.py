@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,9 +25,10 @@ from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address, gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
-from rankwise.backends.gloo.group_store import Agreements, FailureRecord, GroupStore, Outcome, StoreWords, reason
-from rankwise.backends.gloo.meeting import Gather, Meeting, Roster, gather
+from rankwise.backends.gloo.group_store import Agreements, GroupStore, Outcome, StoreWords, explain, reason, record
+from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
+from rankwise.backends.gloo.roster import roster_type
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
@@ -82,7 +83,7 @@ class GlooCommunicator(ComposedCommunicator):
         rank: int,
         world_size: int,
         timeout: float,
-        exchange: Gather,
+        exchange: Callable[[bytes], list[bytes]],
         *,
         checks: bool,
         serves: bool = False,
@@ -96,18 +97,18 @@ class GlooCommunicator(ComposedCommunicator):
         self._device = device
         self._serves = serves
         self._splits = self._words = 0
-        peers = Roster(exchange, ProcessIdentity.own().text())
+        peers = roster_type()(exchange, ProcessIdentity.own().text())
         try:
-            self._transport = Transport(peers.store, device, rank, world_size, timeout)
+            self._transport = Transport(peers, device, rank, world_size, timeout)
             identities = [ProcessIdentity.parse(text) for text in peers.texts()]
-            peers.store.clear()
+            peers.clear()
         except RuntimeError as error:
             if peers.failure is not None:
                 raise peers.failure from None
             text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
         self._known = GroupStore(store, rank, identities, timeout)
-        self._record, self._agreements = FailureRecord(self._known), Agreements(self._known)
+        self._agreements = Agreements(self._known)
         self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
         bind(self, self._channel, "await_arrival", "left")
         super().__init__(rank, world_size, timeout, checks=checks)
@@ -263,13 +264,13 @@ class GlooCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)
         limit, settles = self._transport.patience, self.settles_timeouts
-        return self._record.explain(error, where, self._sequence, limit, settles_timeouts=settles)
+        return explain(self._known, error, where, self._sequence, limit, settles_timeouts=settles)
 
     def explain_timeout(self, call: str, sequence: int) -> RankwiseError:
-        return self._record.explain(TimeoutError("it took too long"), call, sequence, self._timeout)
+        return explain(self._known, TimeoutError("it took too long"), call, sequence, self._timeout)
 
     def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        self._record.record(error)
+        record(self._known, error)
         self._channel.fail(error)
 
     def _release(self, timeout: float, healthy: bool) -> None:

@@ -1,5 +1,9 @@
 """What the ranks of one gloo group know of each other through its store: who has left it, and whose process ended; how
-the survivors agree to go on; and why the group failed."""
+the survivors agree to go on; and why the group failed.
+
+All of this stands in *logs* of the store, to which every rank appends. So a rank reads what all others have announced
+with one request, however many they are, and where several announce the same thing, all ranks take the first.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, TypeVar
 
 from rankwise._native import HostStream
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.comparing import log
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, error_of
-from rankwise.contract.failure import AtRank, Failure
-from rankwise.contract.failure_kinds import LOST, TIMEOUT
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import LOST
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
@@ -26,6 +31,7 @@ from rankwise.system.locality import ProcessIdentity
 T = TypeVar("T")
 
 POLL = 0.002  # seconds between two requests for what is not there yet
+LEFT = "left the group"
 LIMIT = 2.0  # seconds that a request may take with which ranks find out why their group failed, and how to go on
 
 
@@ -46,28 +52,42 @@ class GroupStore(TorchStore):
         self._stream = HostStream.create()
         self._answers = True
 
+    def announce(self, log: str, key: int | str, value: Any) -> None:
+        """Append a value to a log. key, value: as JSON has them."""
+        line = f"{json.dumps([key, value])}\n"
+        self._ask(lambda store: store.append(self.prefix + log, line))
+
+    def announced(self, log: str) -> dict[Any, Any]:
+        """The first value that was announced for each key."""
+
+        def read(store: Any) -> bytes:
+            store.append(self.prefix + log, "")  # else it might not be there, and the request would wait for it
+            return bytes(store.get(self.prefix + log))
+
+        found: dict[Any, Any] = {}
+        for line in self._ask(read).splitlines():
+            found.setdefault(*json.loads(line))
+        return found
+
     def lost(self) -> dict[int, str]:
         """The other ranks that are known to be lost, and how.
 
         The ranks of a host see when a process there ends, and announce it to the others. If all ranks of a host end,
         nobody does.
         """
+        found = self.announced("lost")
         for rank, identity in enumerate(self._identities):
-            if rank == self.rank or rank in self._lost:
-                continue
-            if self.check([f"left/{rank}"]):
-                self._lost[rank] = "left the group"
-            elif identity.gone:
-                self.set(f"gone/{rank}", b"")
-                self._lost[rank] = "ended"
-            elif self.check([f"gone/{rank}"]):
-                self._lost[rank] = "ended"
+            if rank not in found and rank not in self._lost and identity.gone:
+                self.announce("lost", rank, "ended")
+                found[rank] = "ended"
+        self._lost = found | self._lost
+        self._lost.pop(self.rank, None)
         return dict(sorted(self._lost.items()))
 
     def has_left(self, rank: int) -> bool:
         """Whether this rank, to which a connection has ended, is known to have closed the group; else it is cut off."""
         with suppress(ConnectionError):
-            if self.check([f"left/{rank}"]):
+            if self.announced("lost").get(rank) == LEFT:
                 return True
         self.cut_off.append(rank)
         return False
@@ -78,12 +98,11 @@ class GroupStore(TorchStore):
 
     def leave(self) -> None:
         """This rank closes the group."""
-        self.set(f"left/{self.rank}", b"")
+        self.announce("lost", self.rank, LEFT)
 
     def wait_for_leaving(self, end: float) -> None:
-        """Wait until every rank has left, or until `end` (of time.monotonic)."""
-        everybody = [f"left/{rank}" for rank in range(self.world_size)]
-        while not self.check(everybody) and time.monotonic() < end:
+        """Wait until every rank has left or is known to have ended, or until `end` (of time.monotonic)."""
+        while len(self.announced("lost")) < self.world_size and time.monotonic() < end:
             time.sleep(POLL)
 
     def unreachable(self, operation: str = "", sequence: int = -1) -> PeerLostError:
@@ -144,8 +163,9 @@ class StoreWords(SharedWords):
 # ---- how the survivors agree, through the store, on who is left and what they pass ----
 #
 # The agreements of a group are numbered. In each, every rank writes that it has arrived, and waits until each other
-# rank has arrived or is known to be lost. Then it proposes an outcome; the store keeps the first proposal, and all
-# ranks take that.
+# rank has arrived or is known to be lost. Then it proposes an outcome, and all ranks take the first proposal.
+
+DECISION = "decision"  # the key of the proposals, beside the ranks' own
 
 
 @dataclass(frozen=True)
@@ -193,28 +213,20 @@ class Agreements:
 
     def _decide(self, operation: str, flag: int, timeout: float, exclude: list[int]) -> tuple[bool, Outcome]:
         self._number += 1
-        number, me, everybody = self._number, self._store.rank, range(self._store.world_size)
-        self._store.set(f"arrived {number} {me}", json.dumps([operation, flag, exclude]).encode())
+        log, me, everybody = f"agreement {self._number}", self._store.rank, range(self._store.world_size)
+        self._store.announce(log, me, (operation, flag, exclude))
         end = time.monotonic() + timeout
-        arrived: dict[int, tuple[str, int, list[int]]] = {}
-        while (decision := self._store.find(f"decision {number}")) is None:
+        while DECISION not in (arrived := self._store.announced(log)):
             lost = self._store.lost()
-            for rank in everybody:
-                if rank not in arrived and (value := self._store.find(f"arrived {number} {rank}")) is not None:
-                    arrived[rank] = json.loads(value)
             counting = [rank for rank in everybody if rank not in lost and rank not in exclude]
             present = [rank for rank in counting if rank in arrived]
             if present == counting or time.monotonic() > end:
-                both = -1
-                for rank in present:
-                    both &= arrived[rank][1]
-                mixed = len({arrived[rank][0] for rank in present}) > 1
-                unequal = any(arrived[rank][2] != exclude for rank in present)
-                proposal = json.dumps([present, both, mixed, unequal])
-                decision = self._store.compare_set(f"decision {number}", "", proposal)
-                break
-            time.sleep(POLL)
-        present, both, mixed, unequal = json.loads(decision)
+                operations, flags, exclusions = zip(*(arrived[rank] for rank in present), strict=True)
+                mixed, unequal = len(set(operations)) > 1, any(each != exclude for each in exclusions)
+                self._store.announce(log, DECISION, (present, reduce(and_, flags), mixed, unequal))
+            else:
+                time.sleep(POLL)
+        present, both, mixed, unequal = arrived[DECISION]
         if me not in present:
             how = "was excluded from the group, by the others' call or because it did not come before their timeout"
             raise PeerLostError(f"rank {me} {how}", rank=me, how=how)
@@ -224,80 +236,74 @@ class Agreements:
             raise MismatchError(f"{operation}: {text}")
         for rank in set(everybody).difference(present):
             self._store.leave_out(rank)
-        return mixed, Outcome(number, tuple(present), both)
+        return mixed, Outcome(self._number, tuple(present), both)
 
 
 # ---- why the group failed: what the ranks announce in the store, and the one error that all of them raise ----
 
+REASON = "reason"  # the key of the recorded failure, beside the ranks' reports
 REPORTS = 1.0  # seconds within which the surviving ranks announce where they are, after a failure
 
 SILENT = ("Connection timed out", "No route to host")
 """What a system says of a connection to a host that has not answered for too long."""
 
 
-class FailureRecord:
-    """What the ranks of one group write into their store when it fails."""
+def explain(
+    store: GroupStore, error: Exception, where: str, sequence: int, limit: float, *, settles_timeouts: bool = True
+) -> RankwiseError:
+    """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
-    def __init__(self, store: GroupStore) -> None:
-        self._store = store
+    limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
+    """
+    operation = where.partition("(")[0]
+    silent = any(text in str(error) for text in SILENT)
+    timed_out = silent or isinstance(error, TimeoutError) or "imed out" in str(error)
+    mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
+    try:
+        store.announce("failure", store.rank, mine)
+        states, lost = _reports(store, REPORTS if settles_timeouts or not timed_out else 0.0)
+        if REASON in states:
+            return error_of(Failure.from_json(states[REASON]))
+    except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
+        return store.unreachable(operation, sequence)
+    missing = tuple(rank for rank in range(store.world_size) if rank not in states)
+    if silent:  # the other missing ranks may be busy
+        missing = tuple(rank for rank in missing if rank in store.cut_off) or missing
+    if any(state["timed_out"] for state in states.values()) and not lost:
+        found = {rank: f"{state['call']} #{state['sequence']}" for rank, state in states.items()}
+        failure = calls.timed_out(found, missing, limit)
+    elif missing:
+        cut_off = next((rank for rank in store.cut_off if rank in missing), missing[0])
+        rank, how = next(iter(lost.items()), (cut_off, f"its connection failed ({reason(error)})"))
+        failure = Failure(LOST, to_blame=(rank,), how=how)
+    elif len({state["call"] for state in states.values()}) > 1:
+        return calls.mismatch({rank: state["call"] for rank, state in states.items()}, sequence)
+    else:
+        return RankwiseError(f"gloo failed in {where} #{sequence}: {reason(error)}")
+    return error_of(failure.found_in(operation, sequence))
 
-    def explain(
-        self, error: Exception, where: str, sequence: int, limit: float, *, settles_timeouts: bool = True
-    ) -> RankwiseError:
-        """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
-        limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
-        """
-        operation = where.partition("(")[0]
-        silent = any(text in str(error) for text in SILENT)
-        timed_out = silent or isinstance(error, TimeoutError) or "imed out" in str(error)
-        mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
-        try:
-            self._store.set(f"state/{self._store.rank}", json.dumps(mine).encode())
-            states, lost = self._reports(REPORTS if settles_timeouts or not timed_out else 0.0)
-            if (recorded := self._store.find("failure")) is not None:
-                return error_of(Failure.from_json(recorded))
-        except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
-            return self._store.unreachable(operation, sequence)
-        missing = tuple(rank for rank in range(self._store.world_size) if rank not in states)
-        if silent:  # the other missing ranks may be busy
-            missing = tuple(rank for rank in missing if rank in self._store.cut_off) or missing
-        if any(state["timed_out"] for state in states.values()) and not lost:
-            found = {rank: f"in {state['call']} #{state['sequence']}" for rank, state in states.items()}
-            found |= dict.fromkeys(missing, "in no call of this group")
-            ranks = {rank: AtRank(call) for rank, call in sorted(found.items())}
-            failure = Failure(TIMEOUT, ranks=ranks, to_blame=missing, limit=limit)
-        elif missing:
-            cut_off = next((rank for rank in self._store.cut_off if rank in missing), missing[0])
-            rank, how = next(iter(lost.items()), (cut_off, f"its connection failed ({reason(error)})"))
-            failure = Failure(LOST, to_blame=(rank,), how=how)
-        elif len({state["call"] for state in states.values()}) > 1:
-            return calls.mismatch({rank: state["call"] for rank, state in states.items()}, sequence)
-        else:
-            return RankwiseError(f"gloo failed in {where} #{sequence}: {reason(error)}")
-        return error_of(failure.found_in(operation, sequence))
+def record(store: GroupStore, error: RankwiseError) -> None:
+    """Record that the group has failed with this error, unless another one was recorded first."""
+    try:
+        if REASON not in store.announced("failure"):
+            store.announce("failure", REASON, error.failure.to_json())
+    except ConnectionError:
+        log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
-    def record(self, error: RankwiseError) -> None:
-        """Record that the group has failed with this error, unless another one was recorded first."""
-        try:
-            self._store.compare_set("failure", "", error.failure.to_json())
-        except ConnectionError:
-            log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
-    def _reports(self, patience: float) -> tuple[dict[int, Any], dict[int, str]]:
-        """What each rank reports that it is in, and how those that report nothing were lost.
+def _reports(store: GroupStore, patience: float) -> tuple[dict[Any, Any], dict[int, str]]:
+    """What each rank reports that it is in, and how those that report nothing were lost; and the REASON, if known.
 
-        It is complete unless a rank is known to be lost, the failure is recorded, or `patience` seconds have passed.
-        """
-        end = time.monotonic() + patience
-        while True:
-            found = {rank: self._store.find(f"state/{rank}") for rank in range(self._store.world_size)}
-            states = {rank: json.loads(state) for rank, state in found.items() if state is not None}
-            lost = {rank: how for rank, how in self._store.lost().items() if rank not in states}
-            known = lost or len(states) == self._store.world_size or self._store.check(["failure"])
-            if known or time.monotonic() > end:
-                return states, lost
-            time.sleep(POLL)
+    It is complete unless a rank is known to be lost, the failure is recorded, or `patience` seconds have passed.
+    """
+    end = time.monotonic() + patience
+    while True:
+        lost, states = store.lost(), store.announced("failure")
+        lost = {rank: how for rank, how in lost.items() if rank not in states}
+        if lost or REASON in states or len(states) == store.world_size or time.monotonic() > end:
+            return states, lost
+        time.sleep(POLL)
 
 
 def reason(error: Exception) -> str:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from rankwise.backends.composed.calls import timed_out
 from rankwise.contract.errors import PeerLostError, RankwiseError, error_of
-from rankwise.contract.failure import AtRank, Failure
-from rankwise.contract.failure_kinds import LOST, TIMEOUT
+from rankwise.contract.failure import Failure
+from rankwise.contract.failure_kinds import LOST
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -250,11 +251,9 @@ class FaultTolerance:
         return error_of(Failure(LOST, to_blame=tuple(lost), how="ended").found_in(*_parsed(where)))
 
     def _timed_out(self, calls: dict[int, str], where: str, limit: float) -> RankwiseError:
-        states = {rank: f"in {call}" for rank, call in (calls | {self._rank: where}).items()}
-        missing = tuple(rank for rank in range(len(self._world_ranks)) if rank not in states)
-        states |= dict.fromkeys(missing, "in no call of this group")
-        ranks = {rank: AtRank(state) for rank, state in sorted(states.items())}
-        return error_of(Failure(TIMEOUT, ranks=ranks, to_blame=missing, limit=limit).found_in(*_parsed(where)))
+        calls = calls | {self._rank: where}
+        missing = [rank for rank in range(len(self._world_ranks)) if rank not in calls]
+        return error_of(timed_out(calls, missing, limit).found_in(*_parsed(where)))
 
 
 def lost(comm: MPI.Intracomm) -> list[int]:
