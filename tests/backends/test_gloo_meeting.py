@@ -174,7 +174,7 @@ def test_what_fails_an_exchange_is_kept() -> None:
     def fail(mine: bytes) -> list[bytes]:
         raise CollectiveTimeout("nobody came", limit=1.0)
 
-    roster = roster_type()(fail, "me")
+    roster = roster_type()(fail)
     roster.set("0/0", b"address")
     with pytest.raises(CollectiveTimeout) as caught:
         roster.get("0/1")

@@ -97,17 +97,18 @@ class GlooCommunicator(ComposedCommunicator):
         self._device = device
         self._serves = serves
         self._splits = self._words = 0
-        peers = roster_type()(exchange, ProcessIdentity.own().text())
+        peers = roster_type()(exchange)
+        peers.set(f"process {rank}", ProcessIdentity.own().text())
         try:
             self._transport = Transport(peers, device, rank, world_size, timeout)
-            identities = [ProcessIdentity.parse(text) for text in peers.texts()]
+            texts = [peers.get(f"process {member}").decode() for member in range(world_size)]
             peers.clear()
         except RuntimeError as error:
             if peers.failure is not None:
                 raise peers.failure from None
             text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
-        self._known = GroupStore(store, rank, identities, timeout)
+        self._known = GroupStore(store, rank, list(map(ProcessIdentity.parse, texts)), timeout)
         self._agreements = Agreements(self._known)
         self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
         bind(self, self._channel, "await_arrival", "left")

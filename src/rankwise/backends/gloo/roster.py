@@ -15,29 +15,22 @@ WORD = 8  # bytes of each of gloo's numbers
 
 @cache
 def roster_type() -> type[Any]:
-    """The class Roster: Roster(gather, text).
+    """The class Roster: Roster(gather).
 
-    It is the ranks of one group: their addresses, in the form of a store for torch, and a text from each rank. While
-    gloo connects the ranks of a group, each of them writes its address and one number for each other rank to a store,
-    and reads what all others have written. Here, the first `wait` exchanges what each rank has set; from then on, all
-    ranks can get it. failure: what that raised, which torch may convert to another error.
+    It holds what the ranks of one group know of each other, in the form of a store for torch. While gloo connects the
+    ranks of a group, each of them writes its address and one number for each other rank to a store, and reads what all
+    others have written. Here, the first `wait` exchanges what each rank has set; from then on, all ranks can get it.
+    failure: what that raised, which torch may convert to another error.
     """
     from torch._C._distributed_c10d import Store
 
     class Roster(Store):
-        def __init__(self, gather: Callable[[bytes], list[bytes]], text: str) -> None:
-            """gather: a collective, called once: this rank's value -> all ranks' values. text: this rank's."""
+        def __init__(self, gather: Callable[[bytes], list[bytes]]) -> None:
+            """gather: a collective, called once: this rank's value -> all ranks' values."""
             super().__init__()
             self.failure: BaseException | None = None
             self._gather: Callable[[bytes], list[bytes]] | None = gather
-            self._text = text
-            self._texts: list[str] = []
             self._values: dict[str, bytes] = {}
-
-        def texts(self) -> list[str]:
-            """The texts of all ranks, by rank."""
-            self.wait([])
-            return self._texts
 
         def set(self, key: str, value: str | bytes) -> None:
             self._values[key] = shortened(value.encode() if isinstance(value, str) else value)
@@ -48,9 +41,8 @@ def roster_type() -> type[Any]:
             gather, self._gather = self._gather, None  # it references the group that is being split
             items = [part for key, value in self._values.items() for part in (key.encode(), value)]
             try:
-                for value in gather(packed([self._text.encode(), *items])):
-                    text, *theirs = unpacked(value)
-                    self._texts.append(text.decode())
+                for value in gather(packed(items)):
+                    theirs = unpacked(value)
                     self._values.update(zip(map(bytes.decode, theirs[::2]), theirs[1::2], strict=True))
             except BaseException as error:
                 self.failure = error
@@ -60,12 +52,9 @@ def roster_type() -> type[Any]:
             self.wait([key])
             return lengthened(self._values[key])
 
-        def has_extended_api(self) -> bool:
-            return False
-
         def clear(self) -> None:
             """Free what was exchanged: torch keeps the store as long as the group."""
-            self._texts, self._values = [], {}
+            self._values = {}
 
     return Roster
 
