@@ -16,7 +16,7 @@ from rankwise.contract.failure_kinds import MISMATCH, TIMEOUT
 from rankwise.contract.operations import OPERATIONS, Call, Operation, fields_of, nothing, one_block
 from rankwise.contract.types import ITEMSIZE
 
-DESCRIPTION = 256  # bytes of a call's text, as sent to the other ranks
+DESCRIPTION = 256  # the most bytes of a call's text that are sent to the other ranks
 
 SCATTER_ARRAY = Operation("scatter_array", "root", one_block, nothing, "reads", "scatter")
 """The first step of a scatter whose array only the root knows."""
@@ -46,16 +46,6 @@ def payload(call: Call, world_size: int) -> int:
 def digest(agreed: tuple[Any, ...]) -> int:
     """A signed 64-bit number that is equal for calls that agree, and almost certainly different for others."""
     return int.from_bytes(hashlib.blake2b(repr(agreed).encode(), digest_size=8).digest(), "little", signed=True)
-
-
-def encoded(call: Call) -> bytes:
-    """The call's text in DESCRIPTION bytes, for the other ranks."""
-    return str(call).encode()[:DESCRIPTION].ljust(DESCRIPTION, b"\0")
-
-
-def decoded(description: bytes) -> str:
-    """The text of another rank's `encoded`."""
-    return description.rstrip(b"\0").decode(errors="replace")
 
 
 def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:

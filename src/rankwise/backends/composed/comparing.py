@@ -21,7 +21,7 @@ from rankwise._native import HostStream, counted
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
-from rankwise.backends.composed.memory import address
+from rankwise.backends.composed.memory import address, gathered
 from rankwise.backends.composed.part_errors import to_pass_on
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
@@ -264,10 +264,8 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _difference(self, call: Call) -> MismatchError:
         """What each rank calls. All ranks have detected a difference, and exchange their descriptions."""
-        mine = np.frombuffer(calls.encoded(call), np.uint8)
-        everybody = np.empty((self._world_size, mine.nbytes), np.uint8)
-        self._collect(address(mine), address(everybody), mine.nbytes)
-        described = {rank: calls.decoded(row.tobytes()) for rank, row in enumerate(everybody)}
+        texts = gathered(self._collect, self._world_size, str(call).encode()[: calls.DESCRIPTION])
+        described = {rank: text.decode(errors="replace") for rank, text in enumerate(texts)}
         return calls.mismatch(described, self._sequence)
 
     def _split(self, color: int, key: int) -> OpenCommunicator | None:

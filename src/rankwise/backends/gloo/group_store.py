@@ -163,7 +163,7 @@ class StoreWords(SharedWords):
 # ---- how the survivors agree, through the store, on who is left and what they pass ----
 #
 # The agreements of a group are numbered. In each, every rank writes that it has arrived, and waits until each other
-# rank has arrived or is known to be lost. Then it proposes an outcome, and all ranks take the first proposal.
+# rank has arrived or is known to be lost. Then it proposes the ranks that take part, and all take the first proposal.
 
 DECISION = "decision"  # the key of the proposals, beside the ranks' own
 
@@ -221,22 +221,22 @@ class Agreements:
             counting = [rank for rank in everybody if rank not in lost and rank not in exclude]
             present = [rank for rank in counting if rank in arrived]
             if present == counting or time.monotonic() > end:
-                operations, flags, exclusions = zip(*(arrived[rank] for rank in present), strict=True)
-                mixed, unequal = len(set(operations)) > 1, any(each != exclude for each in exclusions)
-                self._store.announce(log, DECISION, (present, reduce(and_, flags), mixed, unequal))
+                self._store.announce(log, DECISION, present)
             else:
                 time.sleep(POLL)
-        present, both, mixed, unequal = arrived[DECISION]
+        present = arrived[DECISION]
         if me not in present:
             how = "was excluded from the group, by the others' call or because it did not come before their timeout"
             raise PeerLostError(f"rank {me} {how}", rank=me, how=how)
-        if unequal and not mixed:
+        operations, flags, exclusions = zip(*(arrived[rank] for rank in present), strict=True)
+        mixed = len(set(operations)) > 1
+        if not mixed and any(each != exclude for each in exclusions):
             which = ranks_in_words(exclude) if exclude else "none"
             text = f"the ranks do not all exclude the same ranks; rank {me} excludes {which}"
             raise MismatchError(f"{operation}: {text}")
         for rank in set(everybody).difference(present):
             self._store.leave_out(rank)
-        return mixed, Outcome(self._number, tuple(present), both)
+        return mixed, Outcome(self._number, tuple(present), reduce(and_, flags))
 
 
 # ---- why the group failed: what the ranks announce in the store, and the one error that all of them raise ----
