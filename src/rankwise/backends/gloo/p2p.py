@@ -215,9 +215,7 @@ class Channel(composed.Channel):
         gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a thread of
         the channel waits, one for each peer.
         """
-        peer = message.source
-        with self._lock:
-            transfers = self._transfers.setdefault(peer, HostStream.create())
+        transfers = self._transfers.setdefault(message.source, HostStream.create())
         transfers.submit(partial(self._complete, message, data))
 
     def _complete(self, message: PendingMessage, data: Any) -> None:
