@@ -25,7 +25,7 @@ from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address, gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
-from rankwise.backends.gloo.group_store import Agreements, GroupStore, Outcome, StoreWords, explain, reason, record
+from rankwise.backends.gloo.group_store import GroupStore, Outcome, StoreWords, decide, explain, reason, record
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import roster_type
@@ -109,7 +109,6 @@ class GlooCommunicator(ComposedCommunicator):
             text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
             raise CollectiveTimeout(text, limit=timeout, operation="init") from error
         self._known = GroupStore(store, rank, list(map(ProcessIdentity.parse, texts)), timeout)
-        self._agreements = Agreements(self._known)
         self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
         bind(self, self._channel, "await_arrival", "left")
         super().__init__(rank, world_size, timeout, checks=checks)
@@ -187,12 +186,15 @@ class GlooCommunicator(ComposedCommunicator):
     # ---- going on after a loss ----
 
     def failed(self) -> dict[int, str]:
-        return self._agreements.lost()
+        try:
+            return self._known.lost()
+        except ConnectionError as error:
+            raise self._known.unreachable() from error
 
     def agree(self, flag: int) -> int:
         self._check_open()
         self._drain()
-        return self._agreements.decide("agree", flag, self._timeout).flag
+        return decide(self._known, "agree", flag, self._timeout).flag
 
     def shrink(self, exclude: Sequence[int] = ()) -> GlooCommunicator:
         """The survivors connect anew. If one of them dies meanwhile, which only some may notice, all do it again."""
@@ -203,13 +205,13 @@ class GlooCommunicator(ComposedCommunicator):
         self._drain()
         tried: set[tuple[int, ...]] = set()
         while True:
-            outcome = self._agreements.decide("shrink", -1, self._timeout, exclude)
+            outcome = decide(self._known, "shrink", -1, self._timeout, exclude)
             if outcome.present in tried:
                 text = f"shrink: ranks {list(outcome.present)} could not connect, although none was lost"
                 raise CollectiveTimeout(text, limit=CONNECTING, operation="shrink")
             tried.add(outcome.present)
             part = self._connected(outcome)
-            if self._agreements.decide("connected", int(part is not None), self._timeout).flag:
+            if decide(self._known, "connected", int(part is not None), self._timeout).flag:
                 assert part is not None  # each survivor is connected
                 part.former_ranks = outcome.present
                 part.timeout = self._timeout

@@ -51,6 +51,8 @@ class GroupStore(TorchStore):
         self._lost: dict[int, str] = {}
         self._stream = HostStream.create()
         self._answers = True
+        self.agreements = 0
+        """How many there were."""
 
     def announce(self, log: str, key: int | str, value: Any) -> None:
         """Append a value to a log. key, value: as JSON has them."""
@@ -177,66 +179,51 @@ class Outcome:
     flag: int
 
 
-class Agreements:
-    """One rank's part in the agreements of its group. Hosts that lose all their ranks are waited for until the timeout.
+def decide(store: GroupStore, operation: str, flag: int, timeout: float, exclude: Sequence[int] = ()) -> Outcome:
+    """Take part in the next agreement. Raises PeerLostError if the others went on without this rank, or if the store
+    cannot be reached. Hosts that lose all their ranks are waited for until the timeout.
 
-    Raises PeerLostError if the store cannot be reached.
+    If others call another operation meanwhile, `agree` raises MismatchError, and the others wait for it again.
+    exclude: ranks that are left out, whether or not they come; if the callers exclude different ranks, all of them
+    raise MismatchError.
     """
+    try:
+        while True:
+            mixed, outcome = _decide(store, operation, flag, timeout, sorted(set(exclude)))
+            if not mixed:
+                return outcome
+            if operation == "agree":
+                raise MismatchError("some ranks called agree while others called shrink")
+    except ConnectionError as error:
+        raise store.unreachable(operation) from error
 
-    def __init__(self, store: GroupStore) -> None:
-        self._store = store
-        self._number = 0
 
-    def lost(self) -> dict[int, str]:
-        """The ranks that are known to be lost, and how."""
-        try:
-            return self._store.lost()
-        except ConnectionError as error:
-            raise self._store.unreachable() from error
-
-    def decide(self, operation: str, flag: int, timeout: float, exclude: Sequence[int] = ()) -> Outcome:
-        """Take part in the next agreement. Raises PeerLostError if the others went on without this rank.
-
-        If others call another operation meanwhile, `agree` raises MismatchError, and the others wait for it again.
-        exclude: ranks that are left out, whether or not they come; if the callers exclude different ranks, all of them
-        raise MismatchError.
-        """
-        try:
-            while True:
-                mixed, outcome = self._decide(operation, flag, timeout, sorted(set(exclude)))
-                if not mixed:
-                    return outcome
-                if operation == "agree":
-                    raise MismatchError("some ranks called agree while others called shrink")
-        except ConnectionError as error:
-            raise self._store.unreachable(operation) from error
-
-    def _decide(self, operation: str, flag: int, timeout: float, exclude: list[int]) -> tuple[bool, Outcome]:
-        self._number += 1
-        log, me, everybody = f"agreement {self._number}", self._store.rank, range(self._store.world_size)
-        self._store.announce(log, me, (operation, flag, exclude))
-        end = time.monotonic() + timeout
-        while DECISION not in (arrived := self._store.announced(log)):
-            lost = self._store.lost()
-            counting = [rank for rank in everybody if rank not in lost and rank not in exclude]
-            present = [rank for rank in counting if rank in arrived]
-            if present == counting or time.monotonic() > end:
-                self._store.announce(log, DECISION, present)
-            else:
-                time.sleep(POLL)
-        present = arrived[DECISION]
-        if me not in present:
-            how = "was excluded from the group, by the others' call or because it did not come before their timeout"
-            raise PeerLostError(f"rank {me} {how}", rank=me, how=how)
-        operations, flags, exclusions = zip(*(arrived[rank] for rank in present), strict=True)
-        mixed = len(set(operations)) > 1
-        if not mixed and any(each != exclude for each in exclusions):
-            which = ranks_in_words(exclude) if exclude else "none"
-            text = f"the ranks do not all exclude the same ranks; rank {me} excludes {which}"
-            raise MismatchError(f"{operation}: {text}")
-        for rank in set(everybody).difference(present):
-            self._store.leave_out(rank)
-        return mixed, Outcome(self._number, tuple(present), reduce(and_, flags))
+def _decide(store: GroupStore, operation: str, flag: int, timeout: float, exclude: list[int]) -> tuple[bool, Outcome]:
+    store.agreements += 1
+    log, me, everybody = f"agreement {store.agreements}", store.rank, range(store.world_size)
+    store.announce(log, me, (operation, flag, exclude))
+    end = time.monotonic() + timeout
+    while DECISION not in (arrived := store.announced(log)):
+        lost = store.lost()
+        counting = [rank for rank in everybody if rank not in lost and rank not in exclude]
+        present = [rank for rank in counting if rank in arrived]
+        if present == counting or time.monotonic() > end:
+            store.announce(log, DECISION, present)
+        else:
+            time.sleep(POLL)
+    present = arrived[DECISION]
+    if me not in present:
+        how = "was excluded from the group, by the others' call or because it did not come before their timeout"
+        raise PeerLostError(f"rank {me} {how}", rank=me, how=how)
+    operations, flags, exclusions = zip(*(arrived[rank] for rank in present), strict=True)
+    mixed = len(set(operations)) > 1
+    if not mixed and any(each != exclude for each in exclusions):
+        which = ranks_in_words(exclude) if exclude else "none"
+        text = f"the ranks do not all exclude the same ranks; rank {me} excludes {which}"
+        raise MismatchError(f"{operation}: {text}")
+    for rank in set(everybody).difference(present):
+        store.leave_out(rank)
+    return mixed, Outcome(store.agreements, tuple(present), reduce(and_, flags))
 
 
 # ---- why the group failed: what the ranks announce in the store, and the one error that all of them raise ----
