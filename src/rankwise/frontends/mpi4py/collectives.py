@@ -8,26 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.contract.operations import (
-    ALL_GATHER_V,
-    ALL_TO_ALL_V,
-    EXSCAN,
-    GATHER_V,
-    REDUCE_SCATTER_V,
-    SCAN,
-    SCATTER_V,
-    Call,
-    divided,
-)
+from rankwise.contract.operations import EXSCAN, SCAN, Call, divided
 from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import new
 from rankwise.frontends.mpi4py.messages import Messages
-from rankwise.frontends.mpi4py.ops import SUM, Op, checked
+from rankwise.frontends.mpi4py.ops import SUM, Op, Operation, checked
 from rankwise.frontends.mpi4py.requests import Pending, Persistent, Prequest, Request
 from rankwise.frontends.mpi4py.specs import (
+    NO_BLOCKS,
     NOT_PLAIN,
     Blocks,
     address,
@@ -38,6 +29,7 @@ from rankwise.frontends.mpi4py.specs import (
     ndarray,
     per_rank,
     plain,
+    scratch,
     simple,
     vector,
 )
@@ -47,6 +39,17 @@ Body = Callable[[], None]
 
 Parse = Callable[[Any, bool, int], Blocks]
 """How a buffer with a block for each rank is specified: `simple`, `vector` or `per_rank`."""
+
+
+def _move(given: Blocks, into: Blocks, method: Callable[..., Any], *arguments: Any) -> None:
+    """Pack what is given, call method(address, address of the room, *arguments), and unpack what has come.
+
+    given, into: NO_BLOCKS on a rank that sends or receives nothing. method: may return how many bytes have come.
+    """
+    data, room = given.packed(), into.room()
+    if np.may_share_memory(data, room):
+        data = data.copy()
+    into.unpack(room[: method(address(data), address(room), *arguments)])
 
 
 def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
@@ -65,71 +68,48 @@ def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
 
 def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    into = parse(recvbuf, True, c.size) if root == c.rank else None
-    mine = into.block(root) if into is not None and in_place(sendbuf) else simple(sendbuf, False)
-    if into is not None:
+    here = root == c.rank
+    into = parse(recvbuf, True, c.size) if here else NO_BLOCKS
+    mine = into.block(root) if here and in_place(sendbuf) else simple(sendbuf, False)
+    if here:
         _check_room(into.sizes[root], mine.nbytes)
     dtype = mine.dtype
-
-    def body() -> None:
-        data = mine.packed()
-        room = np.zeros(0, np.uint8) if into is None else into.room()
-        if into is not None and np.may_share_memory(data, room):
-            data = data.copy()
-        if parse is simple:
-            count = data.size // dtype.itemsize
-            c.collectives.gather(address(data), address(room), count, dtype, root)
-        else:
-            _gather_blocks(c, data, room, dtype, root, [0] * c.size if into is None else into.sizes)
-        if into is not None:
-            into.unpack(room)
-
-    return body
+    if parse is simple:
+        return partial(_move, mine, into, c.collectives.gather, mine.nbytes // dtype.itemsize, dtype, root)
+    return partial(_move, mine, into, _gather_blocks, c, mine.nbytes, into.sizes or [0] * c.size, dtype, root)
 
 
-def _gather_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> None:
-    """sizes: the bytes of each rank, which only the root knows; the others give zeros."""
-    if c.shortcuts.gather_blocks(address(data), data.nbytes, root, address(room), sizes):
-        return
-    known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
-    known[c.rank] = data.nbytes
-    c.collectives.run(Call(GATHER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
+def _gather_blocks(data: int, room: int, c: Context, nbytes: int, sizes: list[int], dtype: DType, root: int) -> None:
+    """nbytes: of this rank. sizes: the bytes of each rank, which only the root knows; the others give zeros."""
+    if not c.shortcuts.gather_blocks(data, nbytes, root, room, sizes):
+        known = c.group.broadcast(np.array(sizes, np.int64), root).tolist()
+        known[c.rank] = nbytes
+        c.collectives.gather_v(data, room, _elements(known, dtype), dtype, root)
 
 
 def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    given = parse(sendbuf, False, c.size) if root == c.rank else None
-    stays = given is not None and in_place(recvbuf)
-    into = given.block(root) if given is not None and stays else simple(recvbuf, True)
-    if given is not None and parse is simple:
-        _check_room(given.sizes[root], into.nbytes)
-    dtype = into.dtype
-
-    def body() -> None:
-        data = np.zeros(0, np.uint8) if given is None else given.packed()
-        room = np.empty(into.nbytes, np.uint8) if stays else into.room()
-        if parse is simple:
-            count = room.size // dtype.itemsize
-            c.collectives.scatter(address(data), address(room), count, dtype, root)
-        else:
-            sizes = [0] * c.size if given is None else given.sizes
-            room = room[: _scatter_blocks(c, data, room, dtype, root, sizes)]
-        if not stays:
-            into.unpack(room)
-
-    return body
+    here = root == c.rank
+    given = parse(sendbuf, False, c.size) if here else NO_BLOCKS
+    stays = here and in_place(recvbuf)
+    mine = given.block(root) if stays else simple(recvbuf, True)
+    if here and parse is simple:
+        _check_room(given.sizes[root], mine.nbytes)
+    into, dtype = scratch(mine) if stays else mine, mine.dtype
+    if parse is simple:
+        return partial(_move, given, into, c.collectives.scatter, mine.nbytes // dtype.itemsize, dtype, root)
+    return partial(_move, given, into, _scatter_blocks, c, mine.nbytes, given.sizes or [0] * c.size, dtype, root)
 
 
-def _scatter_blocks(c: Context, data: Any, room: Any, dtype: DType, root: int, sizes: list[int]) -> int:
-    """sizes: as in _gather_blocks. Returns this rank's."""
-    mine = c.shortcuts.scatter_blocks(address(data), sizes, root, address(room), room.nbytes)
-    if mine is not None:
-        return mine
-    known = c.group._broadcast_ints(np.array(sizes, np.int64), root).tolist()
-    if known[c.rank] > room.nbytes:  # no such scatter is possible, which the other ranks must learn
-        known[c.rank] = room.nbytes
-    c.collectives.run(Call(SCATTER_V, address(data), address(room), 0, dtype, None, root, _elements(known, dtype)))
-    return int(known[c.rank])
+def _scatter_blocks(data: int, room: int, c: Context, nbytes: int, sizes: list[int], dtype: DType, root: int) -> int:
+    """nbytes: of the room. sizes: as in _gather_blocks. Returns the bytes of this rank."""
+    mine = c.shortcuts.scatter_blocks(data, sizes, root, room, nbytes)
+    if mine is None:
+        known = c.group.broadcast(np.array(sizes, np.int64), root).tolist()
+        # If it has too little room, no such scatter is possible, which the other ranks must learn.
+        known[c.rank] = mine = min(known[c.rank], nbytes)
+        c.collectives.scatter_v(data, room, _elements(known, dtype), dtype, root)
+    return mine
 
 
 def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
@@ -138,17 +118,10 @@ def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     _check_room(into.sizes[c.rank], mine.nbytes)
     dtype, sizes = mine.dtype, [*into.sizes]
     sizes[c.rank] = mine.nbytes
-
-    def body() -> None:
-        data, room = _apart(mine.packed(), into.room())
-        if parse is simple:
-            c.collectives.all_gather(address(data), address(room), data.size // dtype.itemsize, dtype)
-        else:
-            counts = _elements(sizes, dtype)
-            c.collectives.run(Call(ALL_GATHER_V, address(data), address(room), 0, dtype, counts=counts))
-        into.unpack(room)
-
-    return body
+    counts = _elements(sizes, dtype)
+    if parse is simple:
+        return partial(_move, mine, into, c.collectives.all_gather, counts[c.rank], dtype)
+    return partial(_move, mine, into, c.collectives.all_gather_v, counts, dtype)
 
 
 def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
@@ -157,20 +130,24 @@ def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     _check_room(into.sizes[c.rank], given.sizes[c.rank])
     dtype = DType.U8 if parse is per_rank else given.dtype
     sends, receives = _elements(given.sizes, dtype), _elements(into.sizes, dtype)
-
-    def body() -> None:
-        data, room = _apart(given.packed(), into.room())
-        if parse is simple:
-            c.collectives.all_to_all(address(data), address(room), sends[0], dtype)
-        else:
-            at = address(data), address(room)
-            c.collectives.run(Call(ALL_TO_ALL_V, *at, 0, dtype, send_counts=sends, recv_counts=receives))
-        into.unpack(room)
-
-    return body
+    if parse is simple:
+        return partial(_move, given, into, c.collectives.all_to_all, sends[0], dtype)
+    return partial(_move, given, into, c.collectives.all_to_all_v, sends, receives, dtype)
 
 
-# ---- reductions ----
+# ---- reductions: by the engine, or, if it does not have the operation, by folding the ranks' data here ----
+
+
+def _folded(c: Context, row: Operation, mine: Blocks, ranks: int, root: int | None = None) -> Bytes:
+    """The reduction over the first `ranks` ranks; of none, no bytes. root: the rank that needs it; None: all do."""
+    data = mine.packed()
+    room = np.empty(data.size * c.size if root in (None, c.rank) else 0, np.uint8)
+    if root is None:
+        c.collectives.all_gather(address(data), address(room), data.size, DType.U8)
+    else:
+        c.collectives.gather(address(data), address(room), data.size, DType.U8, root)
+    parts = [room[i * data.size : (i + 1) * data.size] for i in range(ranks)]
+    return row.folded(parts, mine.layout) if parts else room[:0]
 
 
 def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Body:
@@ -179,29 +156,26 @@ def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0)
 
 def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, root: int | None) -> Body:
     """root: None if every rank gets the result."""
-    into = simple(recvbuf, True) if root in (None, c.rank) else None
-    mine = _operand(sendbuf, into)
-    layout, dtype = mine.layout, mine.layout.dtype
-    row = checked(op, layout)
-    reduce_op = row.engine_op(dtype)
+    here = root in (None, c.rank)
+    into = simple(recvbuf, True) if here else NO_BLOCKS
+    mine = _operand(sendbuf, into) if here else simple(sendbuf, False)
+    row, dtype = checked(op, mine.layout), mine.dtype
+    reduce_op = row.engine_op(mine.layout.dtype)
+    if reduce_op is None:
+        return lambda: into.unpack(_folded(c, row, mine, c.size if here else 0, root))
 
     def body() -> None:
         data = mine.packed()
-        if reduce_op is None or dtype is None:
-            parts = _gathered(c, data, root)
-            if into is not None:
-                into.unpack(row.folded(parts, layout))
-            return
-        if into is not None:
+        if here:
             room = into.room()
             room[:] = data
             data = room
-        count = data.size // dtype.itemsize
+        call = address(data), data.size // dtype.itemsize, dtype, reduce_op
         if root is None:
-            c.collectives.all_reduce(address(data), count, dtype, reduce_op)
+            c.collectives.all_reduce(*call)
         else:
-            c.collectives.reduce(address(data), count, dtype, reduce_op, root)
-        if into is not None:
+            c.collectives.reduce(*call, root)
+        if here:
             into.unpack(data)
 
     return body
@@ -227,7 +201,7 @@ def _reduce_scatter(
     into, given = simple(recvbuf, True), simple(sendbuf, False)
     if recvcounts is None:  # each rank knows its own
         own = np.array(into.nbytes, np.int64)
-        return _dividing(c, given, into, lambda: c.group._all_gather_ints(own).tolist(), op)
+        return _dividing(c, given, into, lambda: c.group.all_gather(own).tolist(), op)
     sizes = [int(count) * given.layout.size for count in recvcounts]
     _check_sum(sizes, given)
     if sizes[c.rank] < into.nbytes:
@@ -244,23 +218,17 @@ def _check_sum(sizes: list[int], given: Blocks) -> None:
 
 def _dividing(c: Context, given: Blocks, into: Blocks, asked: Callable[[], list[int]], op: Op) -> Body:
     """asked: returns the bytes of each rank's part of the result; it may be a collective."""
-    layout, dtype = given.layout, given.layout.dtype
-    row = checked(op, layout)
-    reduce_op = row.engine_op(dtype)
+    row, dtype = checked(op, given.layout), given.dtype
+    reduce_op = row.engine_op(given.layout.dtype)
 
     def body() -> None:
         sizes = asked()
         _check_sum(sizes, given)
-        data = given.packed()
-        if reduce_op is None or dtype is None:
-            total = row.folded(_gathered(c, data), layout)
+        if reduce_op is None:
             start = sum(sizes[: c.rank])
-            into.unpack(total[start : start + sizes[c.rank]])
-            return
-        data, room = _apart(data, into.room())
-        counts = _elements(sizes, dtype)
-        c.collectives.run(Call(REDUCE_SCATTER_V, address(data), address(room), 0, dtype, reduce_op, counts=counts))
-        into.unpack(room)
+            into.unpack(_folded(c, row, given, c.size)[start : start + sizes[c.rank]])
+        else:
+            _move(given, into, c.collectives.reduce_scatter_v, _elements(sizes, dtype), dtype, reduce_op)
 
     return body
 
@@ -270,29 +238,21 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
     ranks = c.rank + inclusive
     into = simple(recvbuf, True)
     mine = _operand(sendbuf, into)
-    layout, dtype = mine.layout, mine.layout.dtype
-    row = checked(op, layout)
-    reduce_op = row.engine_op(dtype)
-
-    def body() -> None:
-        if c.comm.scans and reduce_op is not None and dtype is not None:
-            data, room = _apart(mine.packed(), into.room())
-            at = address(data), address(room)
-            c.collectives.run(Call(SCAN if inclusive else EXSCAN, *at, data.size // dtype.itemsize, dtype, reduce_op))
-            if ranks:
-                into.unpack(room)
-            return
-        parts = _gathered(c, mine.packed())
-        if ranks:
-            into.unpack(row.folded(parts[:ranks], layout))
-
-    return body
+    row, dtype = checked(op, mine.layout), mine.dtype
+    reduce_op = row.engine_op(mine.layout.dtype)
+    if reduce_op is None or not c.comm.scans:
+        return lambda: into.unpack(_folded(c, row, mine, ranks))
+    call = Call(SCAN if inclusive else EXSCAN, 0, 0, mine.nbytes // dtype.itemsize, dtype, reduce_op)
+    return partial(
+        _move,
+        mine,
+        into if ranks else scratch(into),
+        lambda data, room: c.collectives.run(call._replace(send=data, recv=room)),
+    )
 
 
-def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
+def _operand(sendbuf: Any, into: Blocks) -> Blocks:
     """What this rank contributes. Raises ValueError if it does not fit what it receives."""
-    if into is None:
-        return simple(sendbuf, False)
     if in_place(sendbuf):
         return into
     mine = simple(sendbuf, False)
@@ -300,25 +260,10 @@ def _operand(sendbuf: Any, into: Blocks | None) -> Blocks:
     return mine
 
 
-def _gathered(c: Context, data: Bytes, root: int | None = None) -> list[Bytes]:
-    """Every rank's data of the same size, on `root` or on all."""
-    room = np.empty(data.size * c.size if root in (None, c.rank) else 0, np.uint8)
-    if root is None:
-        c.collectives.all_gather(address(data), address(room), data.size, DType.U8)
-    else:
-        c.collectives.gather(address(data), address(room), data.size, DType.U8, root)
-    return [room[i * data.size : (i + 1) * data.size] for i in range(c.size)] if room.size or not data.size else []
-
-
 def _check_room(block: int, other: int) -> None:
     """Raise ERR_TRUNCATE if this rank's block in the one buffer is smaller than its data in the other."""
     if other > block:
         raise error("ERR_TRUNCATE", f"this rank's block has {block} bytes, but its other buffer has {other}")
-
-
-def _apart(data: Bytes, room: Bytes) -> tuple[Bytes, Bytes]:
-    """The two, the first as a copy if they overlap."""
-    return (data.copy() if np.may_share_memory(data, room) else data), room
 
 
 def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:

@@ -128,20 +128,26 @@ class Blocks:
 
 
 class Row(Blocks):
-    """Blocks that follow each other from the beginning of a plain NumPy array: as Blocks, in a fraction of its time."""
+    """Equal blocks that are all of a plain NumPy array: as Blocks, in a fraction of its time."""
 
     __slots__ = ()
 
-    def __init__(self, x: Any, layout: Layout, counts: Sequence[int]) -> None:
-        size = x.itemsize
-        self.layouts, self.counts = [layout] * len(counts), counts
-        self.sizes = [count * size for count in counts]
-        self.nbytes = sum(self.sizes)
-        self.starts = [0, *accumulate(self.sizes[:-1])]
-        self.memory = self.whole = x.view(np.uint8)[: self.nbytes]
+    def __init__(self, x: Any, layout: Layout, blocks: int) -> None:
+        size = x.nbytes // blocks
+        self.layouts, self.counts, self.sizes = [layout] * blocks, [x.size // blocks] * blocks, [size] * blocks
+        self.starts, self.nbytes = [i * size for i in range(blocks)], x.nbytes
+        self.memory = self.whole = x.view(np.uint8)
 
 
 _BYTE = BYTE._live()
+
+NO_BLOCKS = Blocks(np.zeros(0, np.uint8), [], [], [])
+"""Of a rank that has no part in a transfer."""
+
+
+def scratch(like: Blocks) -> Blocks:
+    """Memory of its own for as much data."""
+    return Blocks(np.empty(like.nbytes, np.uint8), [_BYTE], [like.nbytes], [0])
 
 
 def _layout(kind: Datatype, count: int) -> Layout:
@@ -149,13 +155,13 @@ def _layout(kind: Datatype, count: int) -> Layout:
     return kind._live() if count else kind._h or _BYTE
 
 
-def _row(spec: Any, x: Any, writes: bool, counts: Sequence[int]) -> Row | None:
+def _row(spec: Any, x: Any, writes: bool, blocks: int) -> Row | None:
     """The Row of a specification whose array is x; None if it is not one that can be exchanged as it is."""
     flags = x.flags
-    if not flags.c_contiguous or (writes and not flags.writeable) or not x.dtype.isnative:
+    if x.size % blocks or not flags.c_contiguous or (writes and not flags.writeable) or not x.dtype.isnative:
         return None
     kind = TYPES.get(x.dtype.char) if type(spec) is ndarray or not isinstance(spec[-1], Datatype) else spec[-1]
-    return None if kind is None else Row(x, kind._live(), counts)
+    return None if kind is None else Row(x, kind._live(), blocks)
 
 
 def plain(spec: Any) -> Any:
@@ -215,7 +221,7 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
     """
     shared = max(1, blocks)
     x = every(spec) if blocks else plain(spec)
-    if x is not None and x.size % shared == 0 and (row := _row(spec, x, writes, [x.size // shared] * shared)):
+    if x is not None and (row := _row(spec, x, writes, shared)):
         return row
     buf, counts, displ, datatype = _parts(spec)
     memory, kind = _memory(buf, datatype, writes, counts)
@@ -286,27 +292,20 @@ def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
 
 def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
     """Buffer, count or counts, displacement or displacements, and datatype, of which all but the first may be None."""
+    if spec is None:
+        raise TypeError("message: expecting buffer or list/tuple")
     if not isinstance(spec, (list, tuple)):
-        if spec is None:
-            raise TypeError("message: expecting buffer or list/tuple")
         return spec, None, None, None
-    size = len(spec)
-    if size == 2:
-        buf, second = spec
-        if isinstance(second, (Datatype, str)):
-            return buf, None, None, second
-        return (buf, *_pair(second), None)
-    if size == 3:
-        buf, second, datatype = spec
-        return (buf, *_pair(second), datatype)
-    if size == 4:
+    if len(spec) == 4:
         return tuple(spec)
-    raise ValueError("message: expecting 2 to 4 items")
-
-
-def _pair(counts: Any) -> tuple[Any, Any]:
-    """(counts, displacements) of the second item of a specification."""
-    return counts if isinstance(counts, tuple) and len(counts) == 2 else (counts, None)
+    if len(spec) not in (2, 3):
+        raise ValueError("message: expecting 2 to 4 items")
+    buf, counts, datatype = spec if len(spec) == 3 else (*spec, None)
+    if datatype is None and isinstance(counts, (Datatype, str)):
+        return buf, None, None, counts
+    if isinstance(counts, tuple) and len(counts) == 2:
+        return buf, *counts, datatype
+    return buf, counts, None, datatype
 
 
 def _memory(buf: Any, datatype: Any, writes: bool, counts: Any) -> tuple[Bytes, Datatype]:
@@ -334,9 +333,7 @@ def _type_of(buf: Any) -> Datatype:
             return _type_of(array_of(buf))
         if code[:1] in "@<":
             code = code[1:]
-    if code not in TYPES:
-        raise KeyError(f"cannot map {code!r} to an MPI datatype")
-    return TYPES[code]
+    return as_datatype(code)
 
 
 def _absolute(blocks: list[tuple[Datatype, int, int]]) -> tuple[Bytes, int]:
