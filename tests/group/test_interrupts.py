@@ -20,6 +20,7 @@ import pytest
 
 import rankwise as rw
 from rankwise.contract.shortcuts import Shortcuts
+from rankwise.group.objects import exchange_objects
 from rankwise.testing import run_ranks
 
 LIBRARY = str(Path(rw.__file__).parent)
@@ -219,7 +220,7 @@ SEVERAL: dict[str, Callable[[rw.Group], Any]] = {
     "broadcast_object": lambda group: group.broadcast_object(b"x" * 1000),
     "all_gather_object": lambda group: group.all_gather_object(b"x" * 1000),
     "scatter_object": lambda group: group.scatter_object([b"x" * 1000] * 2),
-    "objects for each rank": lambda group: group._exchange_objects([b"x" * 1000] * 2),
+    "objects for each rank": lambda group: exchange_objects(group, [b"x" * 1000] * 2),
     "maxloc": lambda group: group.all_reduce(np.ones(2), "maxloc"),
     "all_reduce with a function": lambda group: group.all_reduce(np.ones(2), np.hypot),
     "scan with a function": lambda group: group.scan(np.ones(2), np.hypot),

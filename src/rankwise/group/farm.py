@@ -18,7 +18,7 @@ from rankwise.group.messages import Messages
 from rankwise.group.object_block import Codec, Parts, aligned, assemble, length_of
 from rankwise.group.objects import ObjectCollectives
 from rankwise.group.p2p import PointToPoint
-from rankwise.group.sharing import Sharing
+from rankwise.group.sharing import Sharing, shared_words
 
 
 @public
@@ -182,7 +182,7 @@ class _Farm:
                 self._tasks.append((number, shared[at : at + size]))
                 at += aligned(size)
             self._words, self._helping = (
-                self._team._words(_LATEST + self._team.world_size, "map"),
+                shared_words(self._team, _LATEST + self._team.world_size, "map"),
                 len(self._members) - 1,
             )
 

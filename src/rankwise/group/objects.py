@@ -146,18 +146,6 @@ class ObjectCollectives(GroupBase):
     def _read_all(self, codec: Codec, found: list[Any]) -> list[Any]:
         return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
 
-    def _exchange_objects(self, objs: list[Any], allow_pickle: bool | None = None) -> list[Any]:
-        """Send objs[i] to rank i; returns what all ranks have sent here."""
-        codec = self._codec(allow_pickle)
-        if (quick := self._shortcuts.exchange_objects_plain) is not None:
-            return quick(objs, codec, codec.constructor, self._exchange_rest)  # type: ignore[no-any-return]
-
-        def body() -> list[Any]:
-            sent = [codec.encode(obj) for obj in objs]
-            return self._exchange_rest(codec, partial(_first_exchange, self._collectives, sent), sent)
-
-        return self.comm.call(body)
-
     def _exchange_rest(self, codec: Codec, first: First, sent: Sequence[Parts]) -> list[Any]:
         """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
         with self._whole:
@@ -223,6 +211,19 @@ class ObjectCollectives(GroupBase):
                 del sent
                 block = memory[: lengths[self.rank]]
         return (TRUSTING if src == self.rank else codec).read(block, src)
+
+
+def exchange_objects(group: ObjectCollectives, objs: list[Any]) -> list[Any]:
+    """Send objs[i] to rank i; returns what all ranks have sent here. For front-ends that trust the other ranks."""
+    codec = group._codec(None)
+    if (quick := group._shortcuts.exchange_objects_plain) is not None:
+        return quick(objs, codec, codec.constructor, group._exchange_rest)  # type: ignore[no-any-return]
+
+    def body() -> list[Any]:
+        sent = [codec.encode(obj) for obj in objs]
+        return group._exchange_rest(codec, partial(_first_exchange, group._collectives, sent), sent)
+
+    return group.comm.call(body)
 
 
 # ---- the first step of a collective: blocks of one size, which hold the objects that are short enough ----

@@ -353,7 +353,7 @@ class Sharing(GroupBase):
             >>> sorted(sum(group.all_gather_object(done), []))
             [0, 1, 2, 3, 4]
         """
-        return Counter(self._words(1, "counter"))
+        return Counter(shared_words(self, 1, "counter"))
 
     def lock(self) -> Lock:
         """A new lock, which all ranks of the group share; nobody holds it.
@@ -366,19 +366,7 @@ class Sharing(GroupBase):
             >>> with lock:
             ...     pass
         """
-        return Lock(self._words(2, "lock"), self.comm)
-
-    def _words(self, number: int, operation: str) -> SharedWords:
-        """So many words, all 0."""
-        if self._hosts.number > 1:
-            words = self.comm.words(number)
-            if words is None:
-                raise UnsupportedError(
-                    operation, self.comm.backend, "the ranks are on several hosts", "use the backend mpi or gloo"
-                )
-            return words
-        memory = self._zeros(8 * number, operation)
-        return Words(memory, address(memory), number)
+        return Lock(shared_words(self, 2, "lock"), self.comm)
 
     def _zeros(self, size: int, operation: str) -> Bytes:
         """New memory of this host, which all its ranks read and write."""
@@ -421,6 +409,19 @@ class Sharing(GroupBase):
         for kind, text in self._objects.all_gather_object(trouble):
             if kind:
                 raise MemoryError(text) if kind == "memory" else RankwiseError(text)
+
+
+def shared_words(group: Sharing, number: int, operation: str) -> SharedWords:
+    """So many words, all 0. Collective. operation: what an error names."""
+    if group._hosts.number > 1:
+        words = group.comm.words(number)
+        if words is None:
+            raise UnsupportedError(
+                operation, group.comm.backend, "the ranks are on several hosts", "use the backend mpi or gloo"
+            )
+        return words
+    memory = group._zeros(8 * number, operation)
+    return Words(memory, address(memory), number)
 
 
 def _created(comm: Communicator, size: int, operation: str, filled: bool) -> tuple[HostMemory | None, tuple[str, str]]:

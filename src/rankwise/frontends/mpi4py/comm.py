@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rankwise.frontends.mpi4py import specs
@@ -102,25 +101,16 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     # ---- making others ----
 
-    def _made(self, group: Any, ranks: Sequence[int] | None = None, kind: type[Comm] | None = None) -> Any:
-        """A handle of a new communicator; null for no group. ranks: in COMM_WORLD, if `group.ranks` are others."""
-        kind = kind or Intracomm
-        if group is None:
-            return kind()
-        return kind._of(Context(group, group.ranks if ranks is None else ranks))
-
-    def _ranks_of(self, group: Any) -> list[int]:
-        """The ranks in COMM_WORLD of a new group's members; not `group.ranks` in a group made from COMM_SELF."""
-        if group is None:
-            return []
-        return [WORLD.rank] if group.backend == "solo" else list(group.ranks)
+    def _made(self, group: Any, kind: type[Comm] | None = None) -> Any:
+        """A handle of a new communicator; null for no group."""
+        return (kind or Intracomm)._of(None if group is None else Context(group))
 
     def Dup(self, info: Info | None = None) -> Any:
         return type(self)._of(self._copied(self._live().group.dup(), info))
 
     def _copied(self, group: Any, info: Info | None) -> Context:
         c = self._live()
-        made = Context(group, c.ranks)
+        made = Context(group)
         made.topology, made.attributes = c.topology, dict(c.attributes)
         made.info = dict(c.info) if info is None else dict(info._h or {})
         return made
@@ -142,8 +132,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     def Split(self, color: int = 0, key: int = 0) -> Any:
         if color < 0 and color != UNDEFINED:
             raise error("ERR_ARG", f"color={color}: expected 0 or more, or UNDEFINED")
-        group = self._live().group.split(None if color == UNDEFINED else color, key)
-        return self._made(group, self._ranks_of(group))
+        return self._made(self._live().group.split(None if color == UNDEFINED else color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: Info | None = None) -> Any:
         """Communicators of the ranks of one host for COMM_TYPE_SHARED; null for kinds of hardware that are unknown."""
@@ -157,16 +146,15 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         """Of the ranks of `group`; every rank of this communicator calls it."""
         c = self._live()
         members = [c.ranks.index(rank) for rank in group._live().ranks]
-        made = c.group.subgroup(members) if c.rank in members else c.group.split(None)
-        return self._made(made, self._ranks_of(made))
+        return self._made(c.group.subgroup(members) if c.rank in members else c.group.split(None))
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """Of the ranks of `group`; only they call it."""
-        return WORLD.create_group(group._live().ranks, tag, self._made)
+        return self._made(WORLD.create_group(group._live().ranks, tag))
 
     @classmethod
     def Create_from_group(cls, group: Group, stringtag: str = "", info: Any = None, errhandler: Any = None) -> Any:
-        return WORLD.create_group(group._live().ranks, sum(stringtag.encode()), COMM_NULL._made)
+        return COMM_NULL.Create_group(group, sum(stringtag.encode()))
 
     def Free(self) -> None:
         c = self._live()

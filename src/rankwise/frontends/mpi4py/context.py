@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
-from rankwise.frontends.mpi4py.world import GROUPS
+from rankwise.frontends.mpi4py.world import GROUPS, WORLD
 from rankwise.system.once import once
 
 TAG_UB = 2**31 - 1
@@ -52,14 +51,15 @@ _STARTED = (
 class Context:
     """A communicator: rankwise's group, its members' ranks in COMM_WORLD, and what the program attached to it."""
 
-    def __init__(self, group: Group, ranks: Sequence[int], name: str = "") -> None:
-        self.group, self.ranks, self.name = group, tuple(ranks), name
+    def __init__(self, group: Group, name: str = "") -> None:
+        self.group, self.name = group, name
+        self.ranks = (WORLD.rank,) if group.backend == "solo" else group.ranks  # those of COMM_SELF are its own
         self.rank, self.size = group.rank, group.world_size
         self.members = Members(self.ranks, self.ranks[self.rank])  # one, since handles of the same are equal
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
-        self.barrier = group._barrier
+        self.barrier = self.shortcuts.barrier_without_sync or self.comm.barrier_without_sync
         group.trusting = CODEC
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}

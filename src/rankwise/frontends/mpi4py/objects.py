@@ -8,7 +8,8 @@ from typing import Any
 
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op
-from rankwise.frontends.mpi4py.pickling import PICKLE
+from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap, wrap
+from rankwise.group.objects import exchange_objects
 
 
 class ObjectCollectives(Messages):
@@ -21,38 +22,25 @@ class ObjectCollectives(Messages):
         (self._h or self._live()).barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        c = self._live()
-        if not PICKLE.replaced:
-            return c.group.broadcast_object(obj, c.root(root))
-        found = c.group.broadcast_object(PICKLE.dumps(obj) if c.root(root) == c.rank else None, root)
-        return obj if root == c.rank else PICKLE.loads(found)
+        c = self._h or self._live()
+        found = c.group.broadcast_object(wrap(obj) if c.root(root) == c.rank else None, root)
+        return obj if root == c.rank else unwrap(found)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        c = self._live()
-        if not PICKLE.replaced:
-            return c.group.gather_object(sendobj, c.root(root))  # type: ignore[no-any-return]
-        found = c.group.gather_object(PICKLE.dumps(sendobj), c.root(root))
-        return None if found is None else [*map(PICKLE.loads, found)]
+        c = self._h or self._live()
+        return _unwrapped(c.group.gather_object(wrap(sendobj), c.root(root)))  # type: ignore[no-any-return]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        group = self._live().group
-        if not PICKLE.replaced:
-            return group.all_gather_object(sendobj)  # type: ignore[no-any-return]
-        return [*map(PICKLE.loads, group.all_gather_object(PICKLE.dumps(sendobj)))]
+        return _unwrapped((self._h or self._live()).group.all_gather_object(wrap(sendobj)))  # type: ignore[no-any-return]
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        c = self._live()
+        c = self._h or self._live()
         objs = _one_each(sendobj, c.size) if c.root(root) == c.rank else None
-        if not PICKLE.replaced:
-            return c.group.scatter_object(objs, root)
-        return PICKLE.loads(c.group.scatter_object(objs and [*map(PICKLE.dumps, objs)], root))
+        return unwrap(c.group.scatter_object(objs, root))
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        c = self._live()
-        objs = _one_each(sendobj, c.size)
-        if not PICKLE.replaced:
-            return c.group._exchange_objects(objs)
-        return [*map(PICKLE.loads, c.group._exchange_objects([*map(PICKLE.dumps, objs)]))]
+        c = self._h or self._live()
+        return _unwrapped(exchange_objects(c.group, _one_each(sendobj, c.size)))  # type: ignore[no-any-return]
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         of_two = _function(op)
@@ -77,10 +65,13 @@ def _function(op: Any) -> Any:
 
 
 def _one_each(objs: Any, size: int) -> list[Any]:
-    """`objs` as a list, or `size` times None for None."""
-    if objs is None:
-        return [None] * size
-    found = list(objs)
+    """What travels in place of `objs`, as a list; of None, `size` times None."""
+    found = [None] * size if objs is None else list(objs)
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
-    return found
+    return [*map(wrap, found)] if PICKLE.replaced else found
+
+
+def _unwrapped(found: Any) -> Any:
+    """The objects of what has arrived; None on a rank where nothing does."""
+    return [*map(unwrap, found)] if PICKLE.replaced and found is not None else found

@@ -53,7 +53,7 @@ class Topologies(Messages):
         if grid.size > self.size:
             raise error("ERR_ARG", f"dims={grid.dims}: expected at most {self.size} ranks in all")
         group = self._live().group.split(0 if self.rank < grid.size else None)
-        made = self._made(group, self._ranks_of(group), self._cartesian)
+        made = self._made(group, self._cartesian)
         if made:
             made._h.topology = grid
         return made
@@ -121,7 +121,7 @@ class Grid(Messages):
         others = Cartesian([1 if axis in kept else n for axis, n in enumerate(where.dims)], where.periods)
         fixed = [0 if axis in kept else at for axis, at in enumerate(where.coords(self.rank))]
         group = self._live().group.split(others.rank(fixed))
-        made = self._made(group, self._ranks_of(group), type(self))
+        made = self._made(group, type(self))
         made._h.topology = Cartesian([where.dims[axis] for axis in kept], [where.periods[axis] for axis in kept])
         return made
 

@@ -17,6 +17,7 @@ from rankwise.frontends.mpi4py.handles import Named
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.status import PROC_NULL
 from rankwise.frontends.mpi4py.world import WORLD
+from rankwise.group.sharing import shared_words
 
 _CHECK = 0.1  # seconds between two checks, by a rank that waits, whether a rank has been lost
 
@@ -26,7 +27,7 @@ class WindowLocks:
 
     def __init__(self, group: Group) -> None:
         self._group, self.number = group, group.world_size
-        self._words = group._words(self.number, "lock")
+        self._words = shared_words(group, self.number, "lock")
         self._held: dict[int, bool] = {}  # by rank: whether this rank writes
 
     def acquire(self, rank: int, writes: bool) -> None:
@@ -116,7 +117,7 @@ class Win(Named[Window], root=True):
     @classmethod
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info | None = None, comm: Any = None) -> Win:
         """Collective. size: this rank's bytes, 0 or more, initially zero. comm: of one host; by default COMM_SELF."""
-        c = Context(WORLD.own, [WORLD.rank]) if comm is None else comm._live()
+        c = Context(WORLD.own) if comm is None else comm._live()
         return cls._of(Window(c, int(size), int(disp_unit), dict((info and info._h) or {})))
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:

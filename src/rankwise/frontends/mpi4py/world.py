@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -88,8 +88,7 @@ class World:
         settings = Settings.read()
         self.group = rw.init(allow_pickle=True)
         self.rank, self.size = self.group.rank, self.group.world_size
-        self.ranks = tuple(range(self.size))
-        self.own = rw.Group(connect(Job(), "solo", settings.timeout), "self", "solo", allow_pickle=True)
+        self.own = Group(connect(Job(), "solo", settings.timeout), "self", "solo", allow_pickle=True)
         self._inner: Any = None
         if self.size > 1:
             self._inner = self.group.dup("mpi4py")  # for create_group, whose messages no receive of the program takes
@@ -102,12 +101,12 @@ class World:
         if settings.segment_fd is not None:
             Watch(settings.segment_fd, self.group, settings.timeout).start()
 
-    def create_group(self, ranks: Sequence[int], tag: int, made: Callable[[Any, Sequence[int]], Any]) -> Any:
-        """A communicator of these ranks, which alone call it. made(group, ranks): makes it; ranks: in COMM_WORLD."""
+    def create_group(self, ranks: Sequence[int], tag: int) -> Group | None:
+        """A group of these ranks, which alone call it; None on another one."""
         if self.rank not in ranks:
-            return made(None, [])
+            return None
         if len(ranks) == 1:
-            return made(self.own.dup(), ranks)
+            return self.own.dup()
         number = np.zeros(1, np.int64)
         if self.rank == ranks[0]:
             part = self._inner.comm.make_part(ranks)
@@ -119,9 +118,9 @@ class World:
         else:
             self._inner.recv(number, ranks[0], tag)
         comm = self._inner.comm.take_part(int(number[0]))
-        return made(rw.Group(comm, f"world{list(ranks)}", self.group.backend, self.group, ranks), ranks)
+        return Group(comm, f"world{list(ranks)}", self.group.backend, self.group, ranks)
 
-    def host_of(self, group: rw.Group) -> int:
+    def host_of(self, group: Group) -> int:
         """A number that the ranks share that can share memory, and no others of this group. Collective."""
         if group.backend in ("solo", "shm", "threads"):
             return 0
