@@ -11,7 +11,7 @@ import numpy as np
 from rankwise import CollectiveTimeout, MismatchError
 from rankwise.contract.message import ANY
 from rankwise.frontends.mpi4py.context import Context
-from rankwise.frontends.mpi4py.handles import Handle, Named
+from rankwise.frontends.mpi4py.handles import Handle, Named, new
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
 from rankwise.frontends.mpi4py.requests import (
     SENT,
@@ -19,7 +19,6 @@ from rankwise.frontends.mpi4py.requests import (
     Pending,
     Persistent,
     Prequest,
-    Receiving,
     Request,
     Started,
     Together,
@@ -34,7 +33,8 @@ from rankwise.group.work import ArrayWork
 
 _ANY = {ANY_SOURCE: ANY}  # of a rank or tag
 
-_new = object.__new__
+OBJECT = object()
+"""In place of the buffer of a receive: the message is an object."""
 
 
 class Messages(Named[Context]):
@@ -48,13 +48,8 @@ class Messages(Named[Context]):
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         x, context = plain(buf), self._h or self._live()
-        if x is not None and context.shortcuts.send_array(x, dest, tag):
-            return
-        to = context.destination(dest, tag)
-        if to is not None:
-            blocks = simple(buf, False)
-            if not context.shortcuts.send_array(blocks.elements(blocks.packed()), to, int(tag)):
-                _deliver(self._begin_send(buf, dest, tag))
+        if x is None or not context.shortcuts.send_array(x, dest, tag):
+            _finish(self._begin_send(buf, dest, tag))
 
     def _begin_send(self, buf: Any, dest: int, tag: int, copy: bool = False, synchronous: bool = False) -> Started:
         """A send in general: of any buffer, to any rank, on any backend."""
@@ -79,7 +74,7 @@ class Messages(Named[Context]):
         context = self._h or self._live()
         x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.isend_array(x, dest, tag, context.group)
-        request = _new(Request)  # faster than Request._of
+        request = new(Request)  # faster than Request._of
         request._h = self._begin_send(buf, dest, tag) if work is None else _sending(work)
         return request
 
@@ -103,7 +98,7 @@ class Messages(Named[Context]):
         return Request._of(self._begin_send(buf, dest, tag, synchronous=True))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        _deliver(self._begin_send(buf, dest, tag, synchronous=True))
+        _finish(self._begin_send(buf, dest, tag, synchronous=True))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         self._live().destination(dest, tag)
@@ -120,25 +115,26 @@ class Messages(Named[Context]):
         elif status is not None:
             status._set(message)
 
-    def _begin_receive(self, buf: Any, source: int, tag: int) -> Started:
-        """A receive in general: into any buffer, from any rank, on any backend."""
+    def _begin_receive(self, source: int, tag: int, buf: Any = OBJECT) -> Started:
+        """A receive in general: into any buffer, or of an object, from any rank, on any backend."""
         context = self._live()
         src, label = context.source(source, tag)
         if src is None:
             return Pending(None, NOBODY)
-        blocks = simple(buf, True)
-        room = blocks.room()
-        work: Started | None = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
-        if work is None:  # this backend does not know such receives
-            return Arriving(context.group.receives.recv_message(src, label), blocks)
-        return Receiving(work, blocks, room)
+        blocks = None if buf is OBJECT else simple(buf, True)
+        if blocks is not None:
+            room = blocks.room()
+            work = context.shortcuts.irecv_array_up_to(blocks.elements(room), src, label, context.group)
+            if work is not None:  # this backend knows such receives
+                return Arriving(work, blocks, room)
+        return Arriving(context.group.receives.recv_message(src, label), blocks)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         context = self._h or self._live()
         x = buf if type(buf) is ndarray else plain(buf)
         work = context.shortcuts.irecv_array_up_to(x, source, tag, context.group)
-        request = _new(Request)
-        request._h = self._begin_receive(buf, source, tag) if work is None else work
+        request = new(Request)
+        request._h = self._begin_receive(source, tag, buf) if work is None else work
         return request
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
@@ -156,7 +152,11 @@ class Messages(Named[Context]):
         recvtag: int = ANY_TAG,
     ) -> Request:
         receiving = self.Irecv(recvbuf, source, recvtag)._live()
-        return Request._of(Together(self.Isend(sendbuf, dest, sendtag)._live(), receiving))
+        try:
+            return Request._of(Together(self.Isend(sendbuf, dest, sendtag)._live(), receiving))
+        except BaseException:
+            receiving.cancel()
+            raise
 
     def Sendrecv(
         self,
@@ -168,15 +168,8 @@ class Messages(Named[Context]):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        if self._exchanged(sendbuf, dest, sendtag, recvbuf, source, recvtag, status):
-            return
-        receiving = self.Irecv(recvbuf, source, recvtag)._live()
-        try:
-            self.Isend(sendbuf, dest, sendtag).wait()
-        except BaseException:
-            receiving.cancel()
-            raise
-        _finish(receiving, status)
+        if not self._exchanged(sendbuf, dest, sendtag, recvbuf, source, recvtag, status):
+            _finish(self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag)._live(), status)
 
     def _exchanged(
         self,
@@ -215,7 +208,7 @@ class Messages(Named[Context]):
         status: Status | None = None,
     ) -> None:
         if not self._exchanged(buf, dest, sendtag, buf, source, recvtag, status):
-            self.Isendrecv_replace(buf, dest, sendtag, source, recvtag).Wait(status)
+            _finish(self.Isendrecv_replace(buf, dest, sendtag, source, recvtag)._live(), status)
 
     # ---- objects ----
 
@@ -240,7 +233,7 @@ class Messages(Named[Context]):
         return Request._of(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        _deliver(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
+        _finish(self._begin_object_send(wrap(obj), dest, tag, synchronous=True))
 
     def _begin_object_send(self, sent: Any, dest: int, tag: int, synchronous: bool = False) -> Started:
         context = self._live()
@@ -275,17 +268,10 @@ class Messages(Named[Context]):
                     return unwrap(found)
         except MismatchError:  # the message is a buffer, and still there
             buf = None
-        return _finish(self._begin_object(source, tag), status)
+        return _finish(self._begin_receive(source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        return Request._of(self._begin_object(source, tag))
-
-    def _begin_object(self, source: int, tag: int) -> Pending:
-        context = self._live()
-        src, label = context.source(source, tag)
-        if src is None:
-            return Pending(None, NOBODY)
-        return Arriving(context.group.receives.recv_message(src, label))
+        return Request._of(self._begin_receive(source, tag))
 
     def sendrecv(
         self,
@@ -315,8 +301,9 @@ class Messages(Named[Context]):
             if found is None:
                 if not waits:
                     return None
-                text = f"Probe: no message from {source} with tag {tag} within {limit:g} s"
-                raise CollectiveTimeout(text, limit=limit)
+                raise CollectiveTimeout(
+                    f"Probe: no message from {source} with tag {tag} within {limit:g} s", limit=limit
+                )
             message = (found.source, found.tag, found.count * found.dtype.itemsize)
         if status is not None:
             status._set(message)
@@ -410,25 +397,16 @@ def _sending(work: Any) -> Started:
     return work  # type: ignore[no-any-return]
 
 
-def _deliver(sending: Started) -> None:
-    """Wait for a send. An interrupted one is cancelled."""
+def _finish(operation: Started, status: Status | None = None) -> Any:
+    """Wait for a message, and fill the status; returns its object, if it is one. An interrupted one is cancelled."""
     try:
-        sending.wait()
+        operation = completed(operation)
     except BaseException:
-        sending.cancel()
-        raise
-
-
-def _finish(receiving: Started, status: Status | None) -> Any:
-    """Wait for a receive, and fill the status; returns its object. An interrupted one is cancelled."""
-    try:
-        receiving = completed(receiving)
-    except BaseException:
-        receiving.cancel()
+        operation.cancel()
         raise
     if status is not None:
-        status._set(receiving.message)
-    return object_of(receiving)
+        status._set(operation.message)
+    return object_of(operation)
 
 
 def _warn_of(buf: Any) -> None:

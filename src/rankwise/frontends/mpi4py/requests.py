@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rankwise import ClosedError
+from rankwise._native import Request as EngineMessage
 from rankwise._native import Work
 from rankwise.contract.work import Pauses
-from rankwise.frontends.mpi4py.buffers import Bytes
 from rankwise.frontends.mpi4py.errors import Exception, error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.pickling import CODEC, PICKLE, unwrap
-from rankwise.frontends.mpi4py.specs import Blocks, simple, truncated
+from rankwise.frontends.mpi4py.specs import simple
 from rankwise.frontends.mpi4py.status import EMPTY, UNDEFINED, Status
 
 # ---- what requests wait for ----
 
 
-class Started(Protocol):
-    """An operation in progress: a Pending, or the engine's send or receive of a plain array.
+Started: TypeAlias = "Pending | EngineMessage | Work"
+"""An operation in progress: a Pending, the engine's send or receive of a plain array, or its collective.
 
-    message: of a complete receive, the source, tag and bytes of its message; else EMPTY. cancelled: whether it was
-    cancelled.
-    """
-
-    @property
-    def message(self) -> tuple[int, int, int]: ...
-    @property
-    def cancelled(self) -> bool: ...
-    def done(self) -> bool: ...
-    def wait(self) -> None: ...
-    def cancel(self) -> object: ...
+message: of a complete receive, the source, tag and bytes of its message; else EMPTY. cancelled: whether it was
+cancelled.
+"""
 
 
 class Pending:
-    """A Started in Python. work: rankwise's, or None if it is complete. result: the object, if it receives one."""
+    """A Started in Python. work: what it waits for, or None if it is complete. result: the object that it receives."""
 
-    message: tuple[int, int, int] = EMPTY
     result: Any = None
     cancelled = False
 
@@ -60,7 +51,7 @@ class Pending:
 
     def awaited(self) -> list[Any]:
         """The works that it waits for."""
-        return [] if self.work is None else [self.work]
+        return [] if self.work is None else works_of(self.work)
 
 
 SENT = Pending()
@@ -74,13 +65,12 @@ def arrived(operation: Started) -> Started:
     """
     if isinstance(operation, Pending):
         return operation
-    engine: Any = operation
     try:
-        engine.wait()
+        operation.wait()
     except ClosedError:
-        if not engine.cancelled:
+        if not operation.cancelled:
             raise
-    return operation if engine.given is None else Arriving(engine, simple(engine.given, True))
+    return operation if operation.given is None else Arriving(operation, simple(operation.given, True))
 
 
 def completed(operation: Started) -> Started:
@@ -102,86 +92,63 @@ def works_of(operation: Started) -> list[Any]:
 
 
 class Arriving(Pending):
-    """A receive of whatever comes, by the engine's `work`. blocks: the buffer that it is for, or None for an object."""
+    """A receive of whatever comes, by the engine's `work`. blocks: the buffer that it is for, or None for an object.
 
-    def __init__(self, work: Any, blocks: Blocks | None = None) -> None:
+    room: the memory for the blocks that the engine receives into if the message fits there; else it keeps the message.
+    """
+
+    memory: Any = None
+
+    def __init__(self, work: Any, blocks: Any = None, room: Any = None) -> None:
         super().__init__(work)
-        self.blocks = blocks
-        self.memory: Any = None
-        self.delivered = False
+        self.blocks, self.room = blocks, room
 
     def wait(self) -> None:
         """Return when the message is where it belongs."""
-        if self.cancelled or self.delivered:
+        if self.cancelled or self.work is None:
             return
         self.work.wait()
-        if self.memory is None:
-            self.memory = self.work.memory()
-            self.message = (self.work.source, self.work.tag, len(self.memory))
-        if self.blocks is None:
-            self.result = self.object_in(self.memory)
+        if self.room is not None and self.work.given is None:
+            self.message = self.work.message
+            self.blocks.unpack(self.room[: self.message[2]])
         else:
-            self.fill(self.blocks, self.memory)
-        self.delivered, self.memory = True, None
+            self.memory = self.memory or self.work.memory()
+            self.message = (self.work.source, self.work.tag, len(self.memory))
+            if self.blocks is not None:
+                self.fill()
+            elif self.work.is_object:
+                self.result = unwrap(CODEC.read(self.memory, self.work.source))
+            elif len(self.memory):
+                self.result = PICKLE.loads(bytes(self.memory))
+        self.work = self.memory = None
 
-    def fill(self, blocks: Blocks, memory: Any) -> None:
-        data = np.frombuffer(memory, np.uint8) if len(memory) else _NO_BYTES
+    def fill(self) -> None:
+        """Put what has come into the blocks."""
+        source, tag, nbytes = self.message
+        data = np.frombuffer(self.memory, np.uint8) if nbytes else _NO_BYTES
         if self.work.is_object and data.tobytes() == _NONE:
-            data, self.message = _NO_BYTES, (*self.message[:2], 0)  # mpi4py sends None as nothing
-        if data.size > blocks.nbytes:
-            raise truncated(self.message, blocks.nbytes)
-        blocks.unpack(data)
-
-    def object_in(self, memory: Any) -> Any:
-        if self.work.is_object:
-            return unwrap(CODEC.read(memory, self.work.source))
-        return PICKLE.loads(bytes(memory)) if len(memory) else None
+            data, self.message = _NO_BYTES, (source, tag, 0)  # mpi4py sends None as nothing
+        if data.size > self.blocks.nbytes:
+            text = f"the message from rank {source} with tag {tag} has {nbytes} bytes, the buffer only"
+            raise error("ERR_TRUNCATE", f"{text} {self.blocks.nbytes}")
+        self.blocks.unpack(data)
 
 
 _NO_BYTES = np.zeros(0, np.uint8)
 _NONE = pickle.dumps(None, 5)
 
 
-class Receiving(Pending):
-    """A receive by the engine into contiguous memory, from which `wait` then fills the blocks of a buffer."""
-
-    def __init__(self, work: Started, blocks: Blocks, room: Bytes) -> None:
-        super().__init__(work)
-        self.blocks, self.room = blocks, room
-
-    def wait(self) -> None:
-        if self.work is not None and not self.cancelled:
-            self.work = arrived(self.work)
-            self.message = completed(self.work).message
-            self.blocks.unpack(self.room[: self.message[2]])
-            self.work = None
-
-
 class Persistent(Pending):
-    """A request that can be started again and again. begin: starts it once more."""
+    """A request that can be started again and again. begin: starts it once more. work: what it has started, or None."""
 
     def __init__(self, begin: Callable[[], Started]) -> None:
         super().__init__()
         self.begin = begin
-        self.active: Started | None = None
-
-    def start(self) -> None:
-        self.active = self.begin()
-
-    def done(self) -> bool:
-        return self.active is None or self.active.done()
 
     def wait(self) -> None:
-        active, self.active = self.active or SENT, None
+        active, self.work = self.work or SENT, None
         active = completed(active)
         self.message, self.result, self.cancelled = active.message, object_of(active), active.cancelled
-
-    def cancel(self) -> None:
-        if self.active is not None:
-            self.active.cancel()
-
-    def awaited(self) -> list[Any]:
-        return [] if self.active is None else works_of(self.active)
 
 
 class Together(Pending):
@@ -198,6 +165,10 @@ class Together(Pending):
     def wait(self) -> None:
         self.parts = [completed(part) for part in self.parts]
         self.message = self.parts[-1].message
+
+    def cancel(self) -> None:
+        for part in self.parts:
+            part.cancel()
 
     def awaited(self) -> list[Any]:
         return [work for part in self.parts if not part.done() for work in works_of(part)]
@@ -248,13 +219,13 @@ class Request(Handle[Started], root=True):
         if not self._done():
             return False
         if status is not None:
-            operation = self._h
-            if isinstance(operation, Persistent):
-                h = operation.active = operation.active and arrived(operation.active)
+            h: Any = self._h
+            if isinstance(h, Persistent):
+                h.work = found = h.work and arrived(h.work)
             else:
-                h = self._h = operation and arrived(operation)
-            h = completed(h or SENT)
-            status._set(h.message, h.cancelled)
+                self._h = found = h and arrived(h)
+            found = completed(found or SENT)
+            status._set(found.message, found.cancelled)
         return True
 
     get_status = Get_status
@@ -361,7 +332,7 @@ class Request(Handle[Started], root=True):
 
     @property
     def _active(self) -> bool:
-        return self._h is not None and not (isinstance(self._h, Persistent) and self._h.active is None)
+        return self._h is not None and not (isinstance(self._h, Persistent) and self._h.work is None)
 
 
 class Prequest(Request):
@@ -371,9 +342,9 @@ class Prequest(Request):
 
     def Start(self) -> None:
         h: Any = self._live()
-        if h.active is not None:
+        if h.work is not None:
             raise error("ERR_REQUEST", "this persistent request is in progress; wait for it before it starts again")
-        h.start()
+        h.work = h.begin()
 
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
