@@ -16,44 +16,48 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def bytes_of(buf: Any, writes: bool) -> Bytes:
     """The memory of a buffer. Raises TypeError or BufferError for what has none, or must not be written to."""
-    x = buf
-    if not isinstance(x, ndarray):
-        x = as_array(buf)
+    return parsed(buf, writes)[0]
+
+
+def parsed(buf: Any, writes: bool) -> tuple[Bytes, str]:
+    """The memory of a buffer, and the code of its elements, as the buffer protocol or NumPy has it."""
+    x, code = (buf, "") if isinstance(buf, ndarray) else _viewed(buf)
     if writes and not x.flags.writeable:
         raise BufferError("message: the receive buffer is read-only")
     if not x.flags.c_contiguous:
         if not x.flags.f_contiguous:
             raise BufferError("message: expecting contiguous buffer")
         x = x.T
-    data: Bytes = x.reshape(-1).view(np.uint8)
-    return data
+    code = code or (x.dtype.char if x.dtype.isnative else x.dtype.str)
+    return x.reshape(-1).view(np.uint8), code
 
 
-def as_array(buf: Any) -> Any:
-    """A NumPy array over the memory of any buffer of the host."""
+def _viewed(buf: Any) -> tuple[Any, str]:
+    """A NumPy array over the memory of any buffer of the host, and its elements' code if that is not the array's."""
     if hasattr(buf, "__cuda_array_interface__"):
         raise BufferError("message: a buffer on a GPU; rankwise's mpi4py takes host memory, so copy it there first")
     if hasattr(buf, "__array_interface__"):
-        return np.asarray(buf)
+        return np.asarray(buf), ""
     try:
         view = memoryview(buf)
     except TypeError:
         if hasattr(buf, "__dlpack__"):
-            return array_of(buf)
+            return _array_of(buf), ""
         raise TypeError("message: expecting buffer or list/tuple") from None
     if not view.contiguous:
         raise BufferError("message: expecting contiguous buffer")
+    code = view.format[1:] if view.format[:1] in "@<" else view.format
     if view.nbytes:
-        return np.frombuffer(view.cast("B") if view.c_contiguous else view.tobytes("A"), np.uint8)
+        return np.frombuffer(view.cast("B") if view.c_contiguous else view.tobytes("A"), np.uint8), code
     empty = np.zeros(0, np.uint8)
     empty.flags.writeable = not view.readonly
-    return empty
+    return empty, code
 
 
 # ---- the host memory of an object that only speaks DLPack, read in place ----
 
 _HOST = (1, 3, 13)  # kDLCPU, and pinned and managed memory of CUDA
-_CODES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_CODES = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}  # by code and lanes
 
 
 class _Tensor(ctypes.Structure):
@@ -69,7 +73,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def array_of(obj: Any) -> Any:
+def _array_of(obj: Any) -> Any:
     """A NumPy array over the memory of `obj`, which it keeps alive. Raises BufferError for what is not plain there."""
     capsule = obj.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
@@ -80,11 +84,8 @@ def array_of(obj: Any) -> Any:
         row_major = [prod(shape[axis + 1 :]) for axis in range(tensor.ndim)]
         if any(n > 1 and stride != at for n, stride, at in zip(shape, tensor.strides[: tensor.ndim], row_major)):  # noqa: B905
             raise BufferError("message: expecting contiguous buffer")
-    code = _CODES.get(tensor.code)
-    bits = tensor.bits * tensor.lanes
-    if tensor.lanes != 1:
-        code = "c" if (tensor.code, tensor.lanes) == (2, 2) else None
-    dtype = np.dtype(f"{code or 'V'}{bits // 8}")
+    code = _CODES.get((tensor.code, tensor.lanes), "V")
+    dtype = np.dtype(f"{code}{tensor.bits * tensor.lanes // 8}")
     if not (size := prod(shape)):
         return np.empty(0, dtype)
     memory: Any = (ctypes.c_ubyte * (size * dtype.itemsize)).from_address(tensor.data + tensor.byte_offset)
@@ -114,9 +115,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # mpi4py's name
 
     @classmethod
     def fromaddress(cls, address: int, nbytes: int, readonly: bool = False) -> buffer:
-        data = cls((ctypes.c_ubyte * nbytes).from_address(address) if nbytes else b"")
-        data.flags.writeable = data.flags.writeable and not readonly
-        return data
+        return cls.frombuffer((ctypes.c_ubyte * nbytes).from_address(address) if nbytes else b"", readonly)
 
     @classmethod
     def frombuffer(cls, buf: Any, readonly: bool = False) -> buffer:

@@ -164,17 +164,16 @@ def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, root: int
     if reduce_op is None:
         return lambda: into.unpack(_folded(c, row, mine, c.size if here else 0, root))
 
+    method: Any = c.collectives.all_reduce if root is None else c.collectives.reduce
+    rest = () if root is None else (root,)
+
     def body() -> None:
         data = mine.packed()
         if here:
             room = into.room()
             room[:] = data
             data = room
-        call = address(data), data.size // dtype.itemsize, dtype, reduce_op
-        if root is None:
-            c.collectives.all_reduce(*call)
-        else:
-            c.collectives.reduce(*call, root)
+        method(address(data), data.size // dtype.itemsize, dtype, reduce_op, *rest)
         if here:
             into.unpack(data)
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from rankwise.arrays import dtypes
-from rankwise.contract.types import DType
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Named
@@ -90,15 +89,6 @@ class Datatype(Named[Layout], root=True):
 
     _null = "ERR_TYPE"
 
-    @property
-    def _elements(self) -> int:
-        return self._live().elements
-
-    @property
-    def _dtype(self) -> DType | None:
-        """rankwise's dtype of the basic elements, if there is one."""
-        return self._live().dtype
-
     # ---- what it is ----
 
     def Get_size(self) -> int:
@@ -126,9 +116,7 @@ class Datatype(Named[Layout], root=True):
         return self
 
     def Free(self) -> None:
-        if self.is_predefined:
-            raise error("ERR_TYPE", f"{self.Get_name()} is predefined and cannot be freed")
-        self._h = None
+        self._freed()
 
     def Dup(self) -> Datatype:
         layout = copy(self._live())
@@ -198,13 +186,11 @@ class Datatype(Named[Layout], root=True):
             if not (0 < part <= size and 0 <= start <= size - part):
                 raise error("ERR_ARG", f"axis {axis}: {part} elements from {start} on are not within {size}")
         axes = list(zip(sizes, subsizes, starts, strict=True))
-        offsets, stride = np.zeros(1, np.int64), self.extent
+        made, stride = self, self.extent
         for size, part, start in reversed(axes) if order == ORDER_C else axes:
-            offsets = ((np.arange(start, start + part) * stride)[:, None] + offsets).reshape(-1)
+            made = made.Create_resized(0, stride)._made([(part, start * stride)])
             stride *= size
-        one, count = self._live(), offsets.size
-        every = (offsets[:, None] + one.offsets).reshape(-1)
-        return Datatype._of(Layout(every, one.width, 0, stride, one.basic, one.elements * count, aligned=one.aligned))
+        return made.Create_resized(0, stride)
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         one = self._live()
@@ -313,12 +299,11 @@ def _predefined() -> dict[str, Datatype]:
         layout.ops = _OPS.get(_DOMAINS.get(name, dtype.kind), frozenset())
         found[name] = Datatype._of(layout)._named(name)
     for name, code in _PAIRS.items():
-        one, index = np.dtype(code), np.dtype("i4")
-        place = one.itemsize + -one.itemsize % 4
-        extent = place + 4 + -(place + 4) % one.alignment
-        packed = np.dtype([("value", one), ("index", index)])
-        offsets = [*range(one.itemsize), *range(place, place + 4)]
-        layout = Layout(offsets, 1, 0, extent, packed, 2, f"MPI_{name}", max(4, one.alignment))
+        fields = [("value", code), ("index", "i4")]
+        padded: Any = np.dtype(fields, align=True)
+        place = padded.fields["index"][1]
+        offsets = [*range(padded["value"].itemsize), *range(place, place + 4)]
+        layout = Layout(offsets, 1, 0, padded.itemsize, np.dtype(fields), 2, f"MPI_{name}", padded.alignment)
         layout.ops = _OPS["pair"]
         found[name] = Datatype._of(layout)._named(name)
     found |= {alias: found[name] for alias, name in _ALIASES.items()}

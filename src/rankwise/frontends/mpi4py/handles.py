@@ -62,6 +62,14 @@ class Handle(Generic[T]):
         self._live()
         self._h = None
 
+    def _freed(self) -> T:
+        """Make this handle null; returns the object. Raises an MPI error for a predefined one."""
+        h = self._live()
+        if self.is_predefined:
+            raise error(self._null, f"{name_of(h)} is predefined and cannot be freed")
+        self._h = None
+        return h
+
     def free(self) -> None:
         """Free it, unless it is null or predefined."""
         if not self.is_predefined:
@@ -118,6 +126,11 @@ NAMED: dict[str, Any] = {}
 """The predefined handles by name, without MPI."""
 
 _NAME_OF: dict[int, str] = {}  # by the id of the handle, and of the object that it refers to; both live forever
+
+
+def name_of(h: object) -> str:
+    """The name of a predefined object; "" for another one."""
+    return _NAME_OF.get(id(h), "")
 
 
 def predefined(name: str) -> Any:

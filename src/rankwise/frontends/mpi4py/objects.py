@@ -23,15 +23,19 @@ class ObjectCollectives(Messages):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         c = self._h or self._live()
-        found = c.group.broadcast_object(wrap(obj) if c.root(root) == c.rank else None, root)
-        return obj if root == c.rank else unwrap(found)
+        if not PICKLE.replaced:
+            return c.group.broadcast_object(obj, c.root(root))
+        found = c.group.broadcast_object(PICKLE.dumps(obj) if c.root(root) == c.rank else None, root)
+        return obj if root == c.rank else PICKLE.loads(found)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         c = self._h or self._live()
-        return _unwrapped(c.group.gather_object(wrap(sendobj), c.root(root)))  # type: ignore[no-any-return]
+        found: Any = c.group.gather_object(wrap(sendobj), c.root(root))
+        return found if not PICKLE.replaced or found is None else [*map(unwrap, found)]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        return _unwrapped((self._h or self._live()).group.all_gather_object(wrap(sendobj)))  # type: ignore[no-any-return]
+        found: Any = (self._h or self._live()).group.all_gather_object(wrap(sendobj))
+        return [*map(unwrap, found)] if PICKLE.replaced else found
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         c = self._h or self._live()
@@ -40,7 +44,8 @@ class ObjectCollectives(Messages):
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         c = self._h or self._live()
-        return _unwrapped(exchange_objects(c.group, _one_each(sendobj, c.size)))  # type: ignore[no-any-return]
+        found = exchange_objects(c.group, _one_each(sendobj, c.size))
+        return [*map(unwrap, found)] if PICKLE.replaced else found
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         of_two = _function(op)
@@ -70,8 +75,3 @@ def _one_each(objs: Any, size: int) -> list[Any]:
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
     return [*map(wrap, found)] if PICKLE.replaced else found
-
-
-def _unwrapped(found: Any) -> Any:
-    """The objects of what has arrived; None on a rank where nothing does."""
-    return [*map(unwrap, found)] if PICKLE.replaced and found is not None else found

@@ -13,7 +13,7 @@ from rankwise.contract.types import DType, ReduceOp
 from rankwise.frontends.mpi4py.buffers import Bytes, buffer
 from rankwise.frontends.mpi4py.datatypes import Datatype, Layout
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.frontends.mpi4py.handles import Handle, name_of
 from rankwise.frontends.mpi4py.specs import check_equal, simple
 
 
@@ -21,10 +21,8 @@ class Operation:
     """A reduction.
 
     of_two: of two objects. reduce: the engine's operation. fold: of two arrays, as a NumPy function. user: the
-    program's function (in, inout, datatype). label: its name, if it is predefined, without MPI.
+    program's function (in, inout, datatype).
     """
-
-    label = ""
 
     def __init__(
         self,
@@ -81,10 +79,7 @@ class Op(Handle[Operation], root=True):
         return cls._of(made)
 
     def Free(self) -> None:
-        if self.is_predefined:
-            raise error("ERR_OP", "a predefined operation cannot be freed")
-        _created.discard(id(self._h))
-        self._h = None
+        _created.discard(id(self._freed()))
 
     def Is_commutative(self) -> bool:
         return self._live().commute
@@ -109,8 +104,8 @@ _created: set[int] = set()
 def checked(op: Op, layout: Layout) -> Operation:
     """The operation. Raises ERR_OP if MPI does not define it for this layout's datatype."""
     row = op._live()
-    if row.user is None and row.label not in layout.ops:
-        raise error("ERR_OP", f"{row.label} is not defined for {layout.name or 'a datatype that the program has made'}")
+    if row.user is None and (label := name_of(row)) not in layout.ops:
+        raise error("ERR_OP", f"{label} is not defined for {layout.name or 'a datatype that the program has made'}")
     return row
 
 
@@ -152,8 +147,6 @@ _ROWS = {
     "REPLACE": Operation(lambda x, y: y, fold=lambda x, y: y, commute=False),
     "NO_OP": Operation(lambda x, y: x, fold=lambda x, y: x, commute=False),
 }
-for _label, _row in _ROWS.items():
-    _row.label = _label
 OPS = {name: Op._of(row)._named(name) for name, row in _ROWS.items()} | {"OP_NULL": Op()._named("OP_NULL")}
 """The predefined operations by name, without MPI."""
 

@@ -14,9 +14,8 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.numpy import address as address
 from rankwise.contract.operations import divided
 from rankwise.contract.types import DType
-from rankwise.frontends.mpi4py.buffers import Bytes, array_of, bytes_of
+from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of, parsed
 from rankwise.frontends.mpi4py.datatypes import BYTE, TYPES, Datatype, Layout, as_datatype
-from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 
 ndarray = np.ndarray
@@ -31,8 +30,7 @@ class Constant:
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> str:
-        return self.name
+    __reduce__ = __repr__
 
 
 IN_PLACE, BOTTOM, BUFFER_AUTOMATIC = Constant("IN_PLACE"), Constant("BOTTOM"), Constant("BUFFER_AUTOMATIC")
@@ -92,11 +90,13 @@ class Blocks:
         """The blocks' data, one after the other: the buffer's own memory where it lies like that."""
         if self.whole is not None:
             return self.whole
-        parts = [np.zeros(0, np.uint8)]
-        for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True):
-            if count and layout.size:
-                parts.append(layout.pieces(self.memory)[layout.all_offsets(count, start)].view(np.uint8))
-        return np.concatenate(parts)
+        memory = self.memory
+        parts = [
+            layout.pieces(memory)[layout.all_offsets(count, start)].view(np.uint8)
+            for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True)
+            if count and layout.size
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def room(self) -> Bytes:
         """Memory for the data: the buffer's own where the blocks follow each other; else `unpack` must follow."""
@@ -224,7 +224,7 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
     if x is not None and (row := _row(spec, x, writes, shared)):
         return row
     buf, counts, displ, datatype = _parts(spec)
-    memory, kind = _memory(buf, datatype, writes, counts)
+    memory, kind, origin = _memory(buf, datatype, writes, counts)
     start = 0
     if displ is not None and (at := operator.index(displ)):
         if at < 0:
@@ -249,15 +249,14 @@ def simple(spec: Any, writes: bool, blocks: int = 0) -> Blocks:
     else:
         count = 0
     layout = _layout(kind, count)
-    return Blocks(
-        memory, [layout] * shared, [count] * shared, [start + i * count * layout.extent for i in range(shared)]
-    )
+    starts = [origin + start + i * count * layout.extent for i in range(shared)]
+    return Blocks(memory, [layout] * shared, [count] * shared, starts)
 
 
 def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
     """Blocks with a count and displacement each, which are in elements."""
     buf, counts, displs, datatype = _parts(spec)
-    memory, kind = _memory(buf, datatype, writes, counts)
+    memory, kind, origin = _memory(buf, datatype, writes, counts)
     if counts is None:
         counts = divided(_entries(kind, memory.size) if memory.size else 0, blocks)
     counts = _ints(counts, blocks, "counts")
@@ -269,7 +268,7 @@ def vector(spec: Any, writes: bool, blocks: int) -> Blocks:
         displs = [operator.index(displs) * i for i in range(blocks)]
     displs = _ints(displs, blocks, "displacements")
     layout = _layout(kind, sum(counts))
-    return Blocks(memory, [layout] * blocks, counts, [at * layout.extent for at in displs])
+    return Blocks(memory, [layout] * blocks, counts, [origin + at * layout.extent for at in displs])
 
 
 def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
@@ -285,7 +284,7 @@ def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
     counts, displs = _ints(counts, blocks, "counts"), _ints(displs, blocks, "displacements")
     layouts = [_layout(*each) for each in zip(types, counts, strict=True)]
     if buf is BOTTOM:
-        memory, base = _absolute(list(zip(types, counts, displs, strict=True)))
+        memory, base = _absolute(list(zip(layouts, counts, displs, strict=True)))
         return Blocks(memory, layouts, counts, [at - base for at in displs])
     return Blocks(bytes_of(buf, writes), layouts, counts, displs)
 
@@ -308,51 +307,33 @@ def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
     return buf, counts, None, datatype
 
 
-def _memory(buf: Any, datatype: Any, writes: bool, counts: Any) -> tuple[Bytes, Datatype]:
-    """The buffer's bytes, and the datatype: the one that is given, or that of the buffer."""
+def _memory(buf: Any, datatype: Any, writes: bool, counts: Any) -> tuple[Bytes, Datatype, int]:
+    """The buffer's bytes, the datatype, which is the buffer's own if none is given, and the address 0 in these bytes.
+
+    That is the origin of displacements, and only for BOTTOM not the first byte.
+    """
     if buf is BOTTOM:
         kind = as_datatype(datatype)
         number = 0 if counts is None else max(counts) if hasattr(counts, "__len__") else operator.index(counts)
-        memory, base = _absolute([(kind, number, 0)])
-        return memory, _shifted(kind, base)
+        memory, base = _absolute([(kind._live(), number, 0)])
+        return memory, kind, -base
     if buf is None:
-        return np.zeros(0, np.uint8), BYTE if datatype is None else as_datatype(datatype)
-    memory = bytes_of(buf, writes)
-    return memory, _type_of(buf) if datatype is None else as_datatype(datatype)
+        return np.zeros(0, np.uint8), BYTE if datatype is None else as_datatype(datatype), 0
+    memory, code = parsed(buf, writes)
+    return memory, as_datatype(code if datatype is None else datatype), 0
 
 
-def _type_of(buf: Any) -> Datatype:
-    """The datatype of a buffer's elements."""
-    if isinstance(buf, ndarray) or hasattr(buf, "__array_interface__"):
-        x = np.asarray(buf)
-        code = x.dtype.char if x.dtype.isnative else x.dtype.str
-    else:
-        try:
-            code = memoryview(buf).format
-        except TypeError:
-            return _type_of(array_of(buf))
-        if code[:1] in "@<":
-            code = code[1:]
-    return as_datatype(code)
-
-
-def _absolute(blocks: list[tuple[Datatype, int, int]]) -> tuple[Bytes, int]:
+def _absolute(blocks: list[tuple[Layout, int, int]]) -> tuple[Bytes, int]:
     """The memory at absolute addresses that these blocks use, and the address of its first byte."""
-    spans = []
-    for kind, count, start in blocks:
-        layout = kind._live()
-        if count and layout.size:
-            spans.append((start + layout.first, start + layout.end + (count - 1) * layout.extent))
+    spans = [
+        (start + layout.first, start + layout.end + (count - 1) * layout.extent)
+        for layout, count, start in blocks
+        if count and layout.size
+    ]
     if not spans:
         return np.zeros(0, np.uint8), 0
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
     return np.ctypeslib.as_array((ctypes.c_ubyte * (high - low)).from_address(low)), low
-
-
-def _shifted(kind: Datatype, base: int) -> Datatype:
-    """The datatype with offsets from `base` instead of absolute addresses."""
-    one = kind._live()
-    return Datatype._of(Layout(one.offsets - base, one.width, one.lb, one.extent, one.basic, one.elements))
 
 
 def _extent(kind: Datatype, what: str) -> int:
@@ -390,10 +371,3 @@ def check_equal(mine: Blocks, into: Blocks) -> None:
         raise ValueError("mismatch in send and receive MPI datatypes")
     if mine.nbytes != into.nbytes:
         raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
-
-
-def truncated(message: tuple[int, int, int], room: int) -> Exception:
-    source, tag, nbytes = message
-    return error(
-        "ERR_TRUNCATE", f"the message from rank {source} with tag {tag} has {nbytes} bytes, the buffer only {room}"
-    )

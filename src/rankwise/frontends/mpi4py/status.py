@@ -63,10 +63,12 @@ class Status:
 
     def Get_elements(self, datatype: Any) -> int:
         """The number of basic elements, or UNDEFINED."""
-        return self._fields[_BYTES] * datatype._elements // max(1, datatype.Get_size())  # type: ignore[no-any-return]
+        layout = datatype._live()
+        return self._fields[_BYTES] * layout.elements // max(1, layout.size)  # type: ignore[no-any-return]
 
     def Set_elements(self, datatype: Any, count: int) -> None:
-        self._fields[_BYTES] = count * datatype.Get_size() // max(1, datatype._elements)
+        layout = datatype._live()
+        self._fields[_BYTES] = count * layout.size // max(1, layout.elements)
 
     def Is_cancelled(self) -> bool:
         return bool(self._fields[_CANCELLED])
@@ -82,10 +84,7 @@ class Status:
     error = property(Get_error, Set_error)
     cancelled = property(Is_cancelled, Set_cancelled)
 
-    @property
-    def count(self) -> int:
-        return self._fields[_BYTES]
-
-    @count.setter
-    def count(self, nbytes: int) -> None:
+    def _set_count(self, nbytes: int) -> None:
         self._fields[_BYTES] = nbytes
+
+    count = property(Get_count, _set_count)
