@@ -10,20 +10,24 @@ import time
 from typing import Any
 
 import rankwise as rw
-from rankwise.arrays.numpy import address as _address
-from rankwise.frontends.mpi4py import comm as _comm
 from rankwise.frontends.mpi4py import datatypes as _datatypes
 from rankwise.frontends.mpi4py import errors as _errors
 from rankwise.frontends.mpi4py import ops as _ops
 from rankwise.frontends.mpi4py.buffers import buffer
-from rankwise.frontends.mpi4py.buffers import bytes_of as _bytes_of
 from rankwise.frontends.mpi4py.comm import (
+    APPNUM,
     COMM_NULL,
     COMM_TYPE_HW_GUIDED,
     COMM_TYPE_HW_UNGUIDED,
     COMM_TYPE_RESOURCE_GUIDED,
     COMM_TYPE_SHARED,
+    HOST,
+    IO,
     KEYVAL_INVALID,
+    LASTUSEDCODE,
+    TAG_UB,
+    UNIVERSE_SIZE,
+    WTIME_IS_GLOBAL,
     Cartcomm,
     Comm,
     Intercomm,
@@ -61,8 +65,6 @@ _typedict = _datatypes.TYPES
 VERSION, SUBVERSION = 3, 1
 THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
 ROOT = -3
-TAG_UB, HOST, IO, WTIME_IS_GLOBAL = _comm.KEY_TAG_UB, _comm.KEY_HOST, _comm.KEY_IO, _comm.KEY_WTIME_IS_GLOBAL
-UNIVERSE_SIZE, APPNUM, LASTUSEDCODE = _comm.KEY_UNIVERSE_SIZE, _comm.KEY_APPNUM, _comm.KEY_LASTUSEDCODE
 BSEND_OVERHEAD = 0
 MAX_PROCESSOR_NAME, MAX_ERROR_STRING, MAX_OBJECT_NAME, MAX_LIBRARY_VERSION_STRING = 256, 1024, 128, 8192
 COMM_WORLD = Intracomm._of(_Context(_WORLD.group, "MPI_COMM_WORLD"))._named("COMM_WORLD")
@@ -72,9 +74,6 @@ Detach_buffer = COMM_WORLD.Detach_buffer
 Flush_buffer = COMM_WORLD.Flush_buffer
 Iflush_buffer = COMM_WORLD.Iflush_buffer
 memory = buffer
-
-_main_thread = threading.main_thread()
-_finalized = False
 
 
 def Init() -> None:
@@ -87,9 +86,8 @@ def Init_thread(required: int = THREAD_MULTIPLE) -> int:
 
 def Finalize() -> None:
     """Wait for all ranks; the process may go on without MPI."""
-    global _finalized
-    if not _finalized:
-        _finalized = True
+    if not _WORLD.finalized:
+        _WORLD.finalized = True
         _WORLD.group.barrier()
 
 
@@ -98,11 +96,11 @@ def Is_initialized() -> bool:
 
 
 def Is_finalized() -> bool:
-    return _finalized
+    return _WORLD.finalized
 
 
 def Is_thread_main() -> bool:
-    return threading.current_thread() is _main_thread
+    return threading.current_thread() is threading.main_thread()
 
 
 def Query_thread() -> int:
@@ -140,7 +138,7 @@ def Free_mem(mem: Any) -> None:
 
 
 def Get_address(location: Any) -> int:
-    return _address(_bytes_of(location, False))
+    return buffer(location).address
 
 
 def Aint_add(base: int, disp: int) -> int:
@@ -163,26 +161,22 @@ def Pcontrol(level: int) -> None:
     """Nothing to do: there is no profiling library."""
 
 
-def _comm_lock_table(comm: Comm) -> dict[Any, Any]:
-    """mpi4py.util's locks of a communicator, by key."""
-    return comm._live().locks
-
-
 def _comm_lock(comm: Comm, key: Any = None) -> Any:
-    return _comm_lock_table(comm).setdefault(key, threading.Lock())
+    """A lock of the communicator for mpi4py.util, by key."""
+    return comm._live().locks.setdefault(key, threading.Lock())
 
 
 def _commctx_intra(comm: Comm) -> tuple[Comm, int]:
     """A communicator of the same ranks, and a tag, for mpi4py.util's own messages. Collective at first."""
-    table = _comm_lock_table(comm)
+    table = comm._live().locks
     if "@context" not in table:
         table["@context"] = comm.Dup()
     return table["@context"], 0
 
 
-_commctx_inter = _errors.lacks("MPI.Intercomm")
+_commctx_inter = _errors.Absent("MPI.Intercomm")
 _sizeof, _addressof, _handleof = (
-    _errors.lacks(f"MPI.{name} (C handles)") for name in ("_sizeof", "_addressof", "_handleof")
+    _errors.Absent(f"MPI.{name} (C handles)") for name in ("_sizeof", "_addressof", "_handleof")
 )
 ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
     _errors.Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
@@ -195,4 +189,6 @@ _errors.add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status, Win)
 
 
 def __getattr__(name: str) -> Any:
-    return _errors.missing(name)
+    if name in _errors.CALLS:
+        return _errors.Absent(f"MPI.{name}")
+    raise AttributeError(f"module 'mpi4py.MPI' has no attribute {name!r} (rankwise's mpi4py; MPI's may have it)")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rankwise.frontends.mpi4py import specs
 from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.collectives import BufferCollectives
-from rankwise.frontends.mpi4py.context import TAG_UB, Context
+from rankwise.frontends.mpi4py.context import MAX_TAG, Context
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group
+from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, Group
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
 from rankwise.frontends.mpi4py.requests import Pending, Request
 from rankwise.frontends.mpi4py.status import UNDEFINED
-from rankwise.frontends.mpi4py.topology import Cartesian, Grid, Topologies
+from rankwise.frontends.mpi4py.topology import CART, Cartesian, Grid, new_grid
 from rankwise.frontends.mpi4py.world import WORLD
 
 COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED = range(1, 5)
-KEYVAL_INVALID, KEY_TAG_UB, KEY_HOST, KEY_IO, KEY_WTIME_IS_GLOBAL, KEY_UNIVERSE_SIZE, KEY_APPNUM, KEY_LASTUSEDCODE = (
-    -1, 1, 2, 3, 4, 5, 6, 7,
-)  # fmt: skip
+KEYVAL_INVALID = -1
+TAG_UB, HOST, IO, WTIME_IS_GLOBAL, UNIVERSE_SIZE, APPNUM, LASTUSEDCODE = range(1, 8)
 
 
 class Comm(BufferCollectives, ObjectCollectives, root=True):
@@ -58,18 +58,16 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     is_intra = property(Is_intra)
 
     def Get_topology(self) -> int:
-        return UNDEFINED if self._live().topology is None else Cartesian.NUMBER
+        return UNDEFINED if self._live().topology is None else CART
 
     topology = property(Get_topology)
     is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
 
     def Compare(self, comm: Comm) -> int:
-        first, second = self._live(), comm._live()
-        if first is second:
+        if self._live() is comm._live():
             return IDENT
-        if first.ranks == second.ranks:
-            return CONGRUENT
-        return SIMILAR if sorted(first.ranks) == sorted(second.ranks) else UNEQUAL
+        found = self.Get_group().Compare(comm.Get_group())
+        return CONGRUENT if found == IDENT else found
 
     def Get_info(self) -> Info:
         return Info.Create(self._live().info)
@@ -81,7 +79,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     def Get_attr(self, keyval: int) -> Any:
         c = self._live()
-        known = {KEY_TAG_UB: TAG_UB, KEY_WTIME_IS_GLOBAL: 0, KEY_UNIVERSE_SIZE: WORLD.size, KEY_IO: c.rank}
+        known = {TAG_UB: MAX_TAG, WTIME_IS_GLOBAL: 0, UNIVERSE_SIZE: WORLD.size, IO: c.rank}
         return c.attributes.get(keyval, known.get(keyval))
 
     def Set_attr(self, keyval: int, value: Any) -> None:
@@ -101,17 +99,17 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     # ---- making others ----
 
-    def _made(self, group: Any, kind: type[Comm] | None = None) -> Any:
+    def _made(self, group: Any, kind: type[Comm] | None = None, topology: Cartesian | None = None) -> Any:
         """A handle of a new communicator; null for no group."""
-        return (kind or Intracomm)._of(None if group is None else Context(group))
+        return (kind or Intracomm)._of(None if group is None else Context(group, topology=topology))
 
     def Dup(self, info: Info | None = None) -> Any:
         return type(self)._of(self._copied(self._live().group.dup(), info))
 
     def _copied(self, group: Any, info: Info | None) -> Context:
         c = self._live()
-        made = Context(group)
-        made.topology, made.attributes = c.topology, dict(c.attributes)
+        made = Context(group, topology=c.topology)
+        made.attributes = dict(c.attributes)
         made.info = dict(c.info) if info is None else dict(info._h or {})
         return made
 
@@ -145,23 +143,19 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     def Create(self, group: Group) -> Any:
         """Of the ranks of `group`; every rank of this communicator calls it."""
         c = self._live()
-        members = [c.ranks.index(rank) for rank in group._live().ranks]
+        members = [c.ranks.index(rank) for rank in group._live()]
         return self._made(c.group.subgroup(members) if c.rank in members else c.group.split(None))
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """Of the ranks of `group`; only they call it."""
-        return self._made(WORLD.create_group(group._live().ranks, tag))
+        return self._made(WORLD.create_group(group._live(), tag))
 
     @classmethod
     def Create_from_group(cls, group: Group, stringtag: str = "", info: Any = None, errhandler: Any = None) -> Any:
         return COMM_NULL.Create_group(group, sum(stringtag.encode()))
 
     def Free(self) -> None:
-        c = self._live()
-        if self.is_predefined:
-            raise error("ERR_COMM", f"{c.name} cannot be freed")
-        self._h = None
-        c.group.close()
+        self._freed().group.close()
 
     Disconnect = Free
 
@@ -195,15 +189,20 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         os._exit(errorcode & 255 or 1)
 
 
-class Intracomm(Comm, Topologies):
+class Intracomm(Comm):
     """A communicator of one group: every communicator here is one."""
+
+    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
+        grid = new_grid(dims, periods, self.size, "ERR_ARG")
+        return self._made(self._live().group.split(0 if self.rank < grid.size else None), Cartcomm, grid)
+
+    def Cart_map(self, dims: Sequence[int], periods: Any = None) -> int:
+        grid = new_grid(dims, periods, self.size, "ERR_DIMS")
+        return self.rank if self.rank < grid.size else UNDEFINED
 
 
 class Cartcomm(Grid, Intracomm):
     """A communicator whose ranks form a grid."""
-
-
-Topologies._cartesian = Cartcomm
 
 
 class Intercomm(Comm):

@@ -10,13 +10,12 @@ from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
 from rankwise.contract.shortcuts import nothing
 from rankwise.frontends.mpi4py.errors import error
-from rankwise.frontends.mpi4py.groups import Members
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.world import GROUPS, WORLD
 from rankwise.system.once import once
 
-TAG_UB = 2**31 - 1
+MAX_TAG = 2**31 - 1
 
 
 class Starting:
@@ -51,11 +50,11 @@ _STARTED = (
 class Context:
     """A communicator: rankwise's group, its members' ranks in COMM_WORLD, and what the program attached to it."""
 
-    def __init__(self, group: Group, name: str = "") -> None:
+    def __init__(self, group: Group, name: str = "", topology: Any = None) -> None:
         self.group, self.name = group, name
         self.ranks = (WORLD.rank,) if group.backend == "solo" else group.ranks  # those of COMM_SELF are its own
         self.rank, self.size = group.rank, group.world_size
-        self.members = Members(self.ranks, self.ranks[self.rank])  # one, since handles of the same are equal
+        self.members = [*self.ranks]  # one list, since handles of the same are equal
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = self.comm.shortcuts
@@ -64,7 +63,7 @@ class Context:
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}
-        self.topology: Any = None
+        self.topology = topology
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}
 
@@ -74,14 +73,14 @@ class Context:
 
     def destination(self, rank: int, tag: int) -> int | None:
         """Check `rank` and `tag`. Returns the rank, or None for PROC_NULL."""
-        if not 0 <= tag <= TAG_UB:
-            raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}")
+        if not 0 <= tag <= MAX_TAG:
+            raise error("ERR_TAG", f"tag={tag}: expected 0 to {MAX_TAG}")
         return self._rank(rank, "dest")
 
     def source(self, rank: int, tag: int) -> tuple[int | None, int]:
         """Check source and tag, either of which may be ANY. The source returned is None for PROC_NULL."""
-        if tag != ANY_TAG and not 0 <= tag <= TAG_UB:
-            raise error("ERR_TAG", f"tag={tag}: expected 0 to {TAG_UB}, or ANY_TAG")
+        if tag != ANY_TAG and not 0 <= tag <= MAX_TAG:
+            raise error("ERR_TAG", f"tag={tag}: expected 0 to {MAX_TAG}, or ANY_TAG")
         return ANY if rank == ANY_SOURCE else self._rank(rank, "source"), ANY if tag == ANY_TAG else int(tag)
 
     def _rank(self, rank: int, name: str) -> int | None:

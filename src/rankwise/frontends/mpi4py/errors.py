@@ -80,16 +80,6 @@ def unsupported(call: str) -> NotImplementedError:
     )
 
 
-def lacks(call: str) -> builtins.object:
-    """A function that stands in for such a call."""
-
-    def missing(*args: object, **options: object) -> None:
-        raise unsupported(call)
-
-    missing.__name__ = missing.__qualname__ = call.rpartition(".")[2]
-    return missing
-
-
 # ---- the parts of MPI that this front-end does not provide: using one raises an error that names it ----
 
 _METHODS = {
@@ -108,14 +98,14 @@ _METHODS = {
     "Delete_attr Create_keyval Free_keyval Create_errhandler Get_errhandler Set_errhandler Call_errhandler",
 }
 _HANDLES = "py2f f2py handle fromhandle toint fromint"
-_CALLS = {
+CALLS = {
     "Open_port", "Close_port", "Publish_name", "Unpublish_name", "Lookup_name", "Register_datarep", "Add_error_class",
     "Add_error_code", "Add_error_string", "Get_hw_resource_info", "Create_keyval", "Intercomm_create",
 }  # fmt: skip
 
 
 class Absent:
-    """Stands for a missing class or constant of MPI.
+    """Stands for a missing class, function or constant of MPI.
 
     It can be imported, compared and used in isinstance; calling it, or reading an attribute of it, raises the error.
     """
@@ -143,11 +133,4 @@ def add_absent(*kinds: type) -> None:
     for kind in kinds:
         for name in f"{_METHODS.get(kind.__name__, '')} {_HANDLES}".split():
             if not hasattr(kind, name):
-                setattr(kind, name, lacks(f"MPI.{kind.__name__}.{name}"))
-
-
-def missing(name: str) -> Any:
-    """A name that the module does not have. Raises AttributeError unless MPI has such a call."""
-    if name in _CALLS:
-        return lacks(f"MPI.{name}")
-    raise AttributeError(f"module 'mpi4py.MPI' has no attribute {name!r} (rankwise's mpi4py; MPI's may have it)")
+                setattr(kind, name, Absent(f"MPI.{kind.__name__}.{name}"))

@@ -8,67 +8,56 @@ from typing import Any
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
+from rankwise.frontends.mpi4py.world import WORLD
 
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = range(4)
 
 
-class Members:
-    """The ranks of a group, as numbers of the world, and this rank's."""
-
-    def __init__(self, ranks: Sequence[int], me: int) -> None:
-        self.ranks, self.me = tuple(ranks), me
-
-
-class Group(Handle[Members], root=True):
-    """An MPI group."""
+class Group(Handle[list[int]], root=True):
+    """An MPI group: the ranks of its members in the world."""
 
     _null = "ERR_GROUP"
 
-    def _with(self, ranks: Sequence[int]) -> Group:
-        return Group._of(Members(ranks, self._live().me)) if ranks else Group(GROUP_EMPTY)
-
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
-        all_ranks = self._live().ranks
+        all_ranks = self._live()
         for rank in ranks:
             if not 0 <= rank < len(all_ranks):
                 raise error("ERR_RANK", f"rank {rank}: expected a rank of the group, 0 to {len(all_ranks) - 1}")
         return [all_ranks[rank] for rank in ranks]
 
     def Get_size(self) -> int:
-        return len(self._live().ranks)
+        return len(self._live())
 
     def Get_rank(self) -> int:
-        members = self._live()
-        return members.ranks.index(members.me) if members.me in members.ranks else UNDEFINED
+        return _place(WORLD.rank, self._live())
 
     size = property(Get_size)
     rank = property(Get_rank)
 
     def Dup(self) -> Group:
-        members = self._live()
-        return Group._of(Members(members.ranks, members.me))
+        return Group._of([*self._live()])
 
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
-        first, second = group1._live().ranks, group2._live().ranks
-        return _either(group1, group2)._with([*first, *(rank for rank in second if rank not in first)])
+        first = group1._live()
+        return _of([*first, *(rank for rank in group2._live() if rank not in first)])
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:
-        return group1._with([rank for rank in group1._live().ranks if rank in group2._live().ranks])
+        return _of([rank for rank in group1._live() if rank in group2._live()])
 
     Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:
-        return group1._with([rank for rank in group1._live().ranks if rank not in group2._live().ranks])
+        return _of([rank for rank in group1._live() if rank not in group2._live()])
 
     def Incl(self, ranks: Sequence[int]) -> Group:
-        return self._with(self._chosen(ranks))
+        return _of(self._chosen(ranks))
 
     def Excl(self, ranks: Sequence[int]) -> Group:
         without = self._chosen(ranks)
-        return self._with([rank for rank in self._live().ranks if rank not in without])
+        return _of([rank for rank in self._live() if rank not in without])
 
     def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
         return self.Incl(self._spread(ranks))
@@ -95,23 +84,24 @@ class Group(Handle[Members], root=True):
         found = []
         for rank in range(self.Get_size()) if ranks is None else ranks:
             number = PROC_NULL if rank == PROC_NULL else self._chosen([rank])[0]
-            if number != PROC_NULL and group is not None:
-                others = group._live().ranks
-                number = others.index(number) if number in others else UNDEFINED
-            found.append(number)
+            found.append(number if number == PROC_NULL or group is None else _place(number, group._live()))
         return found
 
     def Compare(self, group: Group) -> int:
-        first, second = self._live().ranks, group._live().ranks
+        first, second = self._live(), group._live()
         if first == second:
             return IDENT
         return SIMILAR if sorted(first) == sorted(second) else UNEQUAL
 
 
-def _either(first: Group, second: Group) -> Group:
-    """The one that knows which rank this is: the empty group does not."""
-    return second if not first._live().ranks else first
+def _of(ranks: list[int]) -> Group:
+    return Group._of(ranks) if ranks else Group(GROUP_EMPTY)
+
+
+def _place(rank: int, ranks: list[int]) -> int:
+    """The number that a rank of the world has in a group."""
+    return ranks.index(rank) if rank in ranks else UNDEFINED
 
 
 GROUP_NULL = Group()._named("GROUP_NULL")
-GROUP_EMPTY = Group._of(Members((), -1))._named("GROUP_EMPTY")
+GROUP_EMPTY = Group._of([])._named("GROUP_EMPTY")

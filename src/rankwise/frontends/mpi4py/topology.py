@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.messages import Messages
-from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
+from rankwise.frontends.mpi4py.status import PROC_NULL
 from rankwise.group.mesh import balanced_sizes
 
 GRAPH, CART, DIST_GRAPH = 1, 2, 3
@@ -19,14 +19,9 @@ GRAPH, CART, DIST_GRAPH = 1, 2, 3
 class Cartesian:
     """A grid of ranks, numbered along the last axis first."""
 
-    NUMBER = CART
-
     def __init__(self, dims: Sequence[int], periods: Sequence[int]) -> None:
         self.dims, self.periods = [int(n) for n in dims], [int(bool(p)) for p in periods]
-
-    @property
-    def size(self) -> int:
-        return prod(self.dims)
+        self.size = prod(self.dims)
 
     def rank(self, coords: Sequence[int]) -> int:
         number = 0
@@ -42,30 +37,8 @@ class Cartesian:
         return [int(at) for at in np.unravel_index(rank, self.dims)] if self.dims else []
 
 
-class Topologies(Messages):
-    """The making of Cartesian communicators."""
-
-    _cartesian: Any
-    """Their class."""
-
-    def Create_cart(self: Any, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
-        grid = _grid(dims, periods)
-        if grid.size > self.size:
-            raise error("ERR_ARG", f"dims={grid.dims}: expected at most {self.size} ranks in all")
-        group = self._live().group.split(0 if self.rank < grid.size else None)
-        made = self._made(group, self._cartesian)
-        if made:
-            made._h.topology = grid
-        return made
-
-    def Cart_map(self: Any, dims: Sequence[int], periods: Any = None) -> int:
-        grid = _grid(dims, periods)
-        if grid.size > self.size:
-            raise error("ERR_DIMS", f"dims={grid.dims}: expected at most {self.size} ranks in all")
-        return self.rank if self.rank < grid.size else UNDEFINED
-
-
-def _grid(dims: Any, periods: Any) -> Cartesian:
+def new_grid(dims: Any, periods: Any, ranks: int, too_large: str) -> Cartesian:
+    """too_large: the error class for a grid that needs more than these ranks."""
     dims = [dims] if isinstance(dims, int) else list(dims)
     if periods is None or isinstance(periods, (bool, int)):
         periods = [bool(periods)] * len(dims)
@@ -73,7 +46,10 @@ def _grid(dims: Any, periods: Any) -> Cartesian:
         raise ValueError(f"expecting {len(dims)} items, got {len(periods)}")
     if any(n < 0 for n in dims):
         raise error("ERR_DIMS", f"dims={dims}: expected sizes of 0 or more")
-    return Cartesian(dims, periods)
+    grid = Cartesian(dims, periods)
+    if grid.size > ranks:
+        raise error(too_large, f"dims={grid.dims}: expected at most {ranks} ranks in all")
+    return grid
 
 
 class Grid(Messages):
@@ -120,10 +96,8 @@ class Grid(Messages):
         kept = [axis for axis, keep in enumerate(remain_dims) if keep]
         others = Cartesian([1 if axis in kept else n for axis, n in enumerate(where.dims)], where.periods)
         fixed = [0 if axis in kept else at for axis, at in enumerate(where.coords(self.rank))]
-        group = self._live().group.split(others.rank(fixed))
-        made = self._made(group, type(self))
-        made._h.topology = Cartesian([where.dims[axis] for axis in kept], [where.periods[axis] for axis in kept])
-        return made
+        left = Cartesian([where.dims[axis] for axis in kept], [where.periods[axis] for axis in kept])
+        return self._made(self._live().group.split(others.rank(fixed)), type(self), left)
 
 
 def Compute_dims(nnodes: int, dims: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -65,12 +66,9 @@ class WindowLocks:
         self._words.wake(rank)
 
     def _check_peers(self) -> None:
-        try:
-            lost = self._group.comm.failed()
-        except UnsupportedError:  # this engine ends the job when a rank dies
-            return
-        for rank, how in lost.items():
-            raise PeerLostError(f"Win.Lock: rank {rank} {how}", rank=rank, how=how, operation="lock")
+        with suppress(UnsupportedError):  # this engine ends the job when a rank dies
+            for rank, how in self._group.comm.failed().items():
+                raise PeerLostError(f"Win.Lock: rank {rank} {how}", rank=rank, how=how, operation="lock")
 
 
 CONSTANTS = {

@@ -10,8 +10,6 @@ from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-
 import rankwise as rw
 from rankwise import Group
 from rankwise.contract.job import Job
@@ -31,7 +29,7 @@ PERIOD = 0.25
 """The interval between two polls, as a fraction of the limit."""
 
 
-class Watch:
+class Watch(Thread):
     """A thread that polls, a few times within `limit` seconds, where all ranks of this host are.
 
     Rank 0 reports the ranks that have been in one operation for longer than the limit, once for each operation. If all
@@ -40,14 +38,12 @@ class Watch:
     """
 
     def __init__(self, segment_fd: int, group: Group, limit: float) -> None:
+        super().__init__(name="rankwise waiting", daemon=True)
         self._fd, self._group, self._limit = segment_fd, group, limit
         self._reported: set[tuple[int, int]] = set()
         self._idle_since: dict[int, tuple[Standing, float]] = {}
 
-    def start(self) -> None:
-        Thread(target=self._run, name="rankwise waiting", daemon=True).start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         # Any other name would count as a thread of the program, which could end a deadlock (p2p/vain_wait.hpp).
         Path("/proc/thread-self/comm").write_text("rankwise-engine")
         while not self._group.closed:
@@ -89,17 +85,15 @@ class World:
         self.group = rw.init(allow_pickle=True)
         self.rank, self.size = self.group.rank, self.group.world_size
         self.own = Group(connect(Job(), "solo", settings.timeout), "self", "solo", allow_pickle=True)
+        self.finalized = False
         self._inner: Any = None
         if self.size > 1:
             self._inner = self.group.dup("mpi4py")  # for create_group, whose messages no receive of the program takes
             if not settings.timeout_given:
-                self._wait_patiently(settings)
-
-    def _wait_patiently(self, settings: Settings) -> None:
-        """Waiting is legal in MPI: an operation may last for hours. Who waits for long is reported, and goes on."""
-        self.group.timeout = self._inner.timeout = LONGEST_TIMEOUT
-        if settings.segment_fd is not None:
-            Watch(settings.segment_fd, self.group, settings.timeout).start()
+                # Waiting is legal in MPI: an operation may last for hours. Who waits for long is reported, and goes on.
+                self.group.timeout = self._inner.timeout = LONGEST_TIMEOUT
+                if settings.segment_fd is not None:
+                    Watch(settings.segment_fd, self.group, settings.timeout).start()
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Group | None:
         """A group of these ranks, which alone call it; None on another one."""
@@ -107,17 +101,15 @@ class World:
             return None
         if len(ranks) == 1:
             return self.own.dup()
-        number = np.zeros(1, np.int64)
         if self.rank == ranks[0]:
             part = self._inner.comm.make_part(ranks)
             if part is None:
                 raise unsupported(f"MPI.Comm.Create_group over the {self.group.backend} backend")
-            number[0] = part
             for other in ranks[1:]:
-                self._inner.send(number, other, tag)
+                self._inner.send_object(part, other, tag)
         else:
-            self._inner.recv(number, ranks[0], tag)
-        comm = self._inner.comm.take_part(int(number[0]))
+            part = self._inner.recv_object(ranks[0], tag)
+        comm = self._inner.comm.take_part(part)
         return Group(comm, f"world{list(ranks)}", self.group.backend, self.group, ranks)
 
     def host_of(self, group: Group) -> int:
@@ -125,8 +117,7 @@ class World:
         if group.backend in ("solo", "shm", "threads"):
             return 0
         here = mark()
-        found: int = group.all_gather_object(here).index(here)
-        return found
+        return int(group.all_gather_object(here).index(here))
 
 
 WORLD = World()
