@@ -10,8 +10,8 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import BrokenExecutor, Executor, Future
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -33,7 +33,7 @@ WITHOUT_EFFECT = ("main", "mpi_info", "use_pkl5", "backoff")
 _shared: list[rw.Pool] = []  # under `python -m mpi4py.futures`, the other ranks
 
 
-class MPIPoolExecutor(Executor):
+class MPIPoolExecutor(futures.Executor):
     """An executor whose workers are new processes of this host; under `python -m mpi4py.futures`, the other ranks.
 
     The workers start with the first task, or with `bootup`. A function of the main program, and a lambda, need
@@ -69,7 +69,7 @@ class MPIPoolExecutor(Executor):
         changes = {name: options[name] for name in PREPARES if options.get(name)}
         self._needs_preparation = bool(changes or initializer)
         self._prepare = partial(_prepare, os.urandom(8), changes, initializer, tuple(initargs))
-        self._futures: set[Future[Any]] = set()  # those that are not done
+        self._futures: set[futures.Future[Any]] = set()  # those that are not done
         self._ended = False
 
     @property
@@ -81,11 +81,11 @@ class MPIPoolExecutor(Executor):
         self._workers()
         return self
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         pool = self._workers()
         if self._needs_preparation:  # a process that has taken the place of a lost one has not been prepared
             fn = partial(_prepared, self._prepare, fn)
-        future: Future[Any] = pool.submit(fn, *args, **kwargs)
+        future: futures.Future[Any] = pool.submit(fn, *args, **kwargs)
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         return future
@@ -121,8 +121,8 @@ class MPIPoolExecutor(Executor):
         end = None if timeout is None else time.monotonic() + timeout
         calls = iter(iterable)
         chunks = iter(lambda: list(islice(calls, chunksize)), [])
-        pending: set[Future[Any]] = set()
-        taken: SimpleQueue[Future[Any]] = SimpleQueue()  # the pending ones, in the order of the results
+        pending: set[futures.Future[Any]] = set()
+        taken: SimpleQueue[futures.Future[Any]] = SimpleQueue()  # the pending ones, in the order of the results
 
         def submit(chunk: list[Sequence[Any]]) -> None:
             future = self.submit(_chunk, fn, chunk)
@@ -172,7 +172,7 @@ class MPIPoolExecutor(Executor):
             if self._pool is None and self._broken is None:
                 self._start()
             if self._pool is None:
-                raise BrokenExecutor(f"the initializer raised {self._broken!r}") from self._broken
+                raise futures.BrokenExecutor(f"the initializer raised {self._broken!r}") from self._broken
             return self._pool
 
     def _start(self) -> None:
@@ -203,7 +203,7 @@ class MPICommExecutor:
         if not 0 <= root < self._comm.size:
             raise ValueError(f"root={root}: expected a rank of the communicator, 0 to {self._comm.size - 1}")
         self._root, self._executor = root, MPIPoolExecutor(**options)
-        self._pool: rw.Pool | None = None  # on root, unless the ranks serve another one
+        self._serving: AbstractContextManager[Any] = nullcontext()  # on root the pool, unless the ranks serve another
 
     def __enter__(self) -> MPIPoolExecutor | None:
         comm = self._comm
@@ -216,31 +216,28 @@ class MPICommExecutor:
             pool = rw.Pool(group=comm._live().group)
         if pool.__enter__() is None:
             return None
-        self._pool = self._executor._given = pool
+        self._serving = self._executor._given = pool
         return self._executor
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._pool is not None or _shared:
-                self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
+            self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
         finally:
-            if self._pool is not None:
-                self._pool.__exit__(kind, value, trace)
+            self._serving.__exit__(kind, value, trace)
 
 
 def get_comm_workers() -> Any:
     """In a task: the communicator of all workers."""
+    return _communicator(rw.init())
+
+
+@lru_cache(maxsize=1)
+def _communicator(group: rw.Group) -> Any:
     from rankwise.frontends.mpi4py import MPI
 
-    group = rw.init()
-    if not _own or _own[0] is not group:
-        _own[:] = group, MPI.COMM_WORLD._made(group)
-    return _own[1]
-
-
-_own: list[Any] = []  # the group of this worker's tasks, and its communicator
+    return MPI.COMM_WORLD._made(group)
 
 
 def _chunk(fn: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
