@@ -112,7 +112,8 @@ class Arriving(Pending):
             self.message = self.work.message
             self.blocks.unpack(self.room[: self.message[2]])
         else:
-            self.memory = self.memory or self.work.memory()
+            if self.memory is None:
+                self.memory = self.work.memory()
             self.message = (self.work.source, self.work.tag, len(self.memory))
             if self.blocks is not None:
                 self.fill()
