@@ -148,10 +148,10 @@ void Messages::take_offers(int from) {
             m.at = m.kept.data();
             fetch(taken);
             arrived_.put_back(taken);
+            publish_room();
         }
         send_answers(m.from);
     });
-    publish_room();
 }
 
 void Messages::send_answers(int to) {
