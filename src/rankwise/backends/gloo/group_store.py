@@ -1,7 +1,7 @@
 """What the ranks of one gloo group know of each other through its store: who has left it, and whose process ended; how
 the survivors agree to go on; and why the group failed.
 
-All of this stands in *logs* of the store, to which every rank appends. So a rank reads what all others have announced
+All of this is in *logs* of the store, to which every rank appends. So a rank reads what all others have announced
 with one request, however many they are, and where several announce the same thing, all ranks take the first.
 """
 

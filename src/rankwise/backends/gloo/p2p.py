@@ -87,7 +87,7 @@ class Channel(composed.Channel):
         self.transport = transport
         self._has_left = has_left
         self._rank = transport.rank
-        self._lock = threading.RLock()  # `failed` calls `fail`
+        self._lock = threading.RLock()  # `take` calls `recv`
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[PendingMessage, Envelope] = Matching()
         self._outgoing = HostStream.create()  # releases each envelope once it has been sent
@@ -122,6 +122,7 @@ class Channel(composed.Channel):
                 eager = 0
             self._unreceived[dest] += eager
             memory = _header(tag, count, dtype, number, eager, size if eager else 0)
+            failure: Exception | None = None
             try:
                 if eager:
                     ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
@@ -132,10 +133,12 @@ class Channel(composed.Channel):
                 sending = PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
                 self._unmatched[dest, number] = sending, data
             except RuntimeError as error:
-                raise self.failed(error, "send") from error
+                failure = error
             except BaseException:  # a signal handler's
                 self._lost.append((memory, keep))
                 raise
+        if failure is not None:
+            raise self.failed(failure, "send") from failure
         self.listen(dest)
         return sending
 
@@ -215,7 +218,9 @@ class Channel(composed.Channel):
         gloo reports completion only to a thread that waits, and a wait that times out ends the group. So a thread of
         the channel waits, one for each peer.
         """
-        transfers = self._transfers.setdefault(message.source, HostStream.create())
+        transfers = self._transfers.get(message.source)
+        if transfers is None:
+            transfers = self._transfers.setdefault(message.source, HostStream.create())
         transfers.submit(partial(self._complete, message, data))
 
     def _complete(self, message: PendingMessage, data: Any) -> None:

@@ -52,7 +52,7 @@ class Context:
 
     def __init__(self, group: Group, name: str = "", topology: Any = None) -> None:
         self.group, self.name = group, name
-        self.ranks = (WORLD.rank,) if group.backend == "solo" else group.ranks  # those of COMM_SELF are its own
+        self.ranks = (WORLD.rank,) if group.backend == "solo" else group.ranks  # COMM_SELF has its own
         self.rank, self.size = group.rank, group.world_size
         self.members = [*self.ranks]  # one list, since handles of the same are equal
         self.comm = group.comm
