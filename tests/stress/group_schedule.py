@@ -5,8 +5,10 @@
 HOSTS times RANKS processes run the schedule through the own interface, or through torch.distributed with this backend.
 In each round every thread has groups of its own, of random ranks. It starts operations on them, waits for those in
 another order or has another thread wait, and compares each result with NumPy's. What the ranks call in one thread
-has one order; between the threads there is none. All threads of a rank also use one group together. Prints how many
-operations were checked, and on how many groups.
+has one order; between the threads there is none. All threads of a rank also use one group together. They wait for what
+they start there only when they have started everything else: a thread that waits earlier for the other threads of its
+rank may keep another rank's thread from going on, and so all of them. Prints how many operations were checked, and on
+how many groups.
 """
 
 from __future__ import annotations
@@ -250,12 +252,12 @@ def one_thread(
     """What one thread does in a round. Returns how many results it has compared. own: for what differs by rank."""
     groups = make()
     pending: list[Callable[[], None]] = []
+    together: list[Callable[[], None]] = []
     elsewhere: list[Future[None]] = []
     checked = 0
     for number, step in enumerate(steps):
-        if number % 7 == 0:  # the same of each thread, so that any order of the threads is right
-            wait, total = api.sum_of(np.full(40, api.rank), number % 2 == 0), WORLD * (WORLD - 1) // 2
-            pending.append(functools.partial(compare, wait, np.full(40, total), "the group of all threads"))
+        if number % 7 == 0:
+            together.append(sum_of_ranks(api, later=True))
         ranks = members[step.group]
         if api.rank not in ranks:
             continue
@@ -270,12 +272,18 @@ def one_thread(
         while len(pending) > IN_FLIGHT:
             pending.pop(own.randrange(len(pending)))()
     own.shuffle(pending)
-    for check in pending:
+    for check in [*pending, sum_of_ranks(api, later=False), *together]:
         check()
     for each in elsewhere:
         each.result(SOON)
     api.leave(groups)
     return checked
+
+
+def sum_of_ranks(api: Own | Torch, later: bool) -> Callable[[], None]:
+    """An operation on the group of all threads, the same of each thread, so that any order of the threads is right."""
+    wait, total = api.sum_of(np.full(40, api.rank), later), WORLD * (WORLD - 1) // 2
+    return functools.partial(compare, wait, np.full(40, total), "the group of all threads")
 
 
 def compare(wait: Wait, expected: Any, what: str) -> None:
