@@ -166,25 +166,15 @@ inline constexpr uint64_t kShortMessage = 16 * KiB;
 inline constexpr uint64_t kExchanged = 64 * KiB;
 // The sender announces pieces of this size, so that from two pieces on both ranks copy at once.
 inline constexpr uint64_t kRingPiece = 32 * KiB;
-// From this size on, a message goes directly into the memory of a posted receive: 256 KiB 18.5 to 12.5 us.
-inline constexpr uint64_t kRendezvous = 16 * KiB;
-// From this size on, a blocking send first polls briefly for a posted receive: 256 KiB 12.5 to 7.8 us. How long grows
-// in proportion to the size, up to kLongestPoll times as long: a receiver that comes later has to copy the message
-// alone (16 MiB 3.4 to 1.8 ms) ...
-inline constexpr uint64_t kPollForReceive = 64 * KiB, kLongestPoll = 64;
-// ... and if ranks share cores, it yields this many times meanwhile: 4 ranks, 16 KiB 5.0 to 4.1 us.
-inline constexpr int kYieldsForReceive = 4;
+// Longer messages stay with their sender, and are copied once, by system calls. The ring copies shorter ones sooner:
+// round trips of 64 KiB 9.2 to 3.6 us, of 128 KiB 15.8 to 5.5.
+inline constexpr uint64_t in_ring(int ranks) { return ring_bytes(ranks) / 2; }
+// If ranks share cores, a rank of an exchange yields this many times for room in the ring.
+inline constexpr int kYieldsForRoom = 4;
 // If ranks share cores, a rank that waits for a message yields its core this many times before it sleeps; to be woken
 // takes some 50 us. Round trips of objects of 1 MiB between 2 of 4 ranks on 2 cores: 310 us with 50 yields, 180 with
 // 150.
 inline constexpr int kYieldsForMessage = 150;
-// Of a send for which nobody waits, the data stays with the sender from this size on. An exchange of 256 KiB takes 27
-// us in place of 43. Of eight messages at a time, each takes 6 in place of 15 (32 KiB), or 22 in place of 120 (256
-// KiB).
-inline constexpr uint64_t kStays = 32 * KiB;
-// From this size on, a sender that waits helps the receiver to copy such a message. Round trips of objects: 256 KiB 115
-// to 95 us, 1 MiB 254 to 165, 16 MiB 4200 to 2300.
-inline constexpr uint64_t kHelp = 256 * KiB;
 // So long after another program has kept a rank's core, its waits do not yield it.
 inline constexpr std::chrono::milliseconds kCrowded{50};
 // If ranks share cores, a rank spins this long for a message from another core before it yields its core. Round trips
@@ -196,7 +186,7 @@ inline constexpr std::chrono::microseconds kSpinForAnswer{4};
 inline constexpr uint32_t kDoublings = 3, kMostDoublings = 6;
 // The size of the pieces that both ranks copy: half the message, from 16 to 32 KiB; or a quarter of it, up to 256 KiB,
 // if that is more. Each is a system call: 64 KiB take 6 us in one call, 10 in four.
-inline constexpr uint64_t rendezvous_piece(uint64_t bytes) {
+inline constexpr uint64_t piece_of_job(uint64_t bytes) {
     return std::max(std::clamp<uint64_t>(round_up(bytes / 2, kPage), 16 * KiB, 32 * KiB),
                     std::min<uint64_t>(round_up(bytes / 4, kPage), 256 * KiB));
 }

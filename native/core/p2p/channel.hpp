@@ -1,4 +1,4 @@
-// The channel for messages from one rank to another: a ring of bytes, and the rendezvous of large messages.
+// The channel for messages from one rank to another: a ring of bytes, and where both copy a large message.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -11,35 +11,25 @@
 
 namespace rankwise {
 
-// How both ranks copy a large message: piece by piece, each from one end, until they meet, or only the receiver does
-// (Request::receiver_copies_). In a channel's `posted`, the receiver has posted a receive with the address of its
-// buffer; a sender that finds it there matches it and does not use the ring. In its `fetched`, the receiver copies an
-// offered message, whose addresses it knows, and the sender may help; what describes an array is not used.
-struct Rendezvous {
-    enum Stage : uint64_t { Nothing, Posted, Matched };
-    static Stage stage(uint64_t state) { return Stage(state & 3); }
-    // Shows whether a stray write has changed an address: it must not be used.
-    static uint64_t digest_of(uint64_t address, uint64_t bytes) { return mix(mix(0x5eed, address), bytes); }
+// Shows whether a stray write has changed an address: it must not be used.
+inline uint64_t address_digest(uint64_t address, uint64_t bytes) { return mix(mix(0x5eed, address), bytes); }
 
-    // The stage, and above it how many there were before, so that a sender can match, or help with, only what it has
-    // read.
+// An offered message that both ranks copy, piece by piece, each from one end, until they meet.
+struct CopyJob {
+    // Odd while the sender may copy. Each message has another number, so it copies only what it has read about.
     alignas(kCacheLine) std::atomic<uint64_t> state;
-    // Written by the receiver before it posts; the address has a digest, as has the next one.
-    std::atomic<uint64_t> to, to_digest, count;
-    std::atomic<uint32_t> dtype;
-    std::atomic<int32_t> tag;  // of what is fetched: the number of the offer
-    // Written by the sender before it matches the receive, or by the receiver before it shares what it fetches.
-    alignas(kCacheLine) std::atomic<uint64_t> from, from_digest;
-    std::atomic<uint64_t> piece;        // the size of the pieces
-    std::atomic<uint64_t> begun, done;  // number of pieces
-    std::atomic<int32_t> sent_tag;
-    std::atomic<uint32_t> writing;  // the sender is copying a piece, or about to
+    // Written by the receiver before that.
+    std::atomic<uint64_t> to, to_digest;                    // where the data goes
+    std::atomic<int32_t> offer;                             // its number
+    alignas(kCacheLine) std::atomic<uint64_t> begun, done;  // number of pieces
+    std::atomic<uint32_t> writing;                          // the sender is copying a piece, or about to
 
+    static bool open(uint64_t state) { return state & 1; }
     // While it lives, the sender may copy.
     struct Writing {
-        Rendezvous& m;
-        explicit Writing(Rendezvous& m) : m(m) { m.writing.store(1); }
-        ~Writing() { m.writing.store(0); }
+        CopyJob& job;
+        explicit Writing(CopyJob& job) : job(job) { job.writing.store(1); }
+        ~Writing() { job.writing.store(0); }
         Writing(const Writing&) = delete;
     };
 };
@@ -94,7 +84,7 @@ enum class OfferStage : uint32_t { Free, Offered, Copying, Copied, Cancelled };
 struct Channel {
     uint64_t capacity;
     uint64_t first_stamp;  // random
-    Rendezvous posted, fetched;
+    CopyJob job;
     static constexpr int kOffers = 256;
     alignas(kCacheLine) std::atomic<OfferStage> offers[kOffers];
     alignas(kCacheLine) std::atomic<uint64_t> written;  // changed by the sender
@@ -102,7 +92,7 @@ struct Channel {
     alignas(kCacheLine) uint8_t ring[];
 
     // Whether the sender is copying into the receiver's memory, or about to.
-    bool sender_writes() const { return posted.writing.load() || fetched.writing.load(); }
+    bool sender_writes() const { return job.writing.load(); }
     // The capacity is a power of two: a division would take longer than a short message's copy.
     uint64_t place(uint64_t at) const { return at & (capacity - 1); }
     // Messages start at multiples of kCacheLine.

@@ -1,5 +1,7 @@
 // Messages whose callers wait. Short ones are written to the ring, or read from it, at once and without a Request,
 // unless another message comes first.
+#include <sched.h>
+
 #include "p2p/messages.hpp"
 
 namespace rankwise {
@@ -39,13 +41,16 @@ bool Messages::await_room(const Transfer& send, const CallOptions& options, uint
     if (closing_ || !outgoing_[send.peer].idle() || group_.failed()) return false;
     const Channel& c = *channel(rank_, send.peer, true);
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, send.bytes());
-    return poll_briefly(1, [&] { return at - c.read.load() + whole <= c.capacity; });
+    const auto fits = [&] { return at - c.read.load() + whole <= c.capacity; };
+    for (int i = policy_.first_polls; i > 0 && !fits(); --i) cpu_relax();
+    for (int i = transport_.conditions().yields ? tuning::kYieldsForRoom : 0; i > 0 && !fits(); --i) sched_yield();
+    return fits();
 }
 
 // The channel from a rank whose next message begins a header there, or null.
 Channel* Messages::readable(int from) {
     const Incoming& in = incoming_[from];
-    return from == rank_ || in.message || in.pad || posted_[from] ? nullptr : channel(from, rank_, false);
+    return from == rank_ || in.message || in.pad ? nullptr : channel(from, rank_, false);
 }
 
 template <class Take>
@@ -126,7 +131,7 @@ Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, in
 // A large message comes sooner if the receive is posted first.
 Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
                                  const CallOptions& options) {
-    return receive_now({data, count, dtype, from, tag, true}, options, tuning::kRendezvous - 1);
+    return receive_now({data, count, dtype, from, tag, true}, options, tuning::kShortMessage);
 }
 
 void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {

@@ -27,7 +27,7 @@ Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory
       channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
       tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
       rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
-      receives_(n_), incoming_(n_), posted_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_),
+      receives_(n_), incoming_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_),
       background_(ProgressThread::of(*segment_, transport.members[size_t(transport.rank)].world_rank)) {
     publish_room();
 }
@@ -159,11 +159,9 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
         return r;
     }
     auto& sends = outgoing_[to].sends;
-    r->stays_ = !waits;
     sends.push_back(r);
     try {
-        if (waits && sends.size() == 1) poll_for_receive(to, *r);
-        push(to, false);
+        push(to);
         if (!r->complete_ && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
@@ -216,7 +214,6 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
         if (Message* const m = first_arrived(r->peer_, r->tag_, r.get()); !m) {
             receives_.add(r, true);
             pull_from(r->peer_);
-            post_receive(r);
         } else if (fits(*r, m->from, m->header)) {
             receive_arrived(r, *m);
         }
@@ -243,7 +240,7 @@ std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
     const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, {Wanted::Any});
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
-    pull_from(from);
+    pull_from(from, true);
     Message* const m = first_arrived(from, tag, r.get());
     if (m) start_arrived(r, *m);
     else take_offers();  // as in probe
@@ -329,9 +326,9 @@ void Messages::complete(Request& r, bool failed) {
     r.complete_ = true;
 }
 
-void Messages::pull_from(int from) {
+void Messages::pull_from(int from, bool all) {
     for (int p = 0; p < n_; ++p)
-        if (p != rank_ && (from == kAny || p == from)) pull(p);
+        if (p != rank_ && (from == kAny || p == from)) pull(p, all);
 }
 
 void Messages::cancel(const std::shared_ptr<Request>& r) {
@@ -345,12 +342,10 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
     if (r->complete_ || closing_ || r->cancelled_) return;
-    if (r->rendezvous_ && r->sends_) finish_rendezvous(*r);
     if (r->message_ && r->message_->offer && !r->message_->offer->parts.empty()) finish_claimed(r->peer_);
     if (r->complete_) return;
-    const bool posted = !r->sends_ && r->peer_ != kAny && posted_[r->peer_] == r;
-    const bool kept =
-        r->sends_ ? r->matched_ && !r->rendezvous_ && r->slot_ < 0 : !r->unsized() && (r->message_ || posted);
+    if (r->slot_ >= 0 && !cancel_offer(*r)) return complete(*r);
+    const bool kept = r->sends_ ? r->matched_ && r->slot_ < 0 : r->message_ && !r->unsized();
     Memory copy = kept ? Memory(r->bytes()) : Memory();
     if (r->synchronous_ && kept) {  // it cannot be taken back, so it is delivered, and complete for its caller
         go_on_from(*r, std::move(copy));
@@ -371,15 +366,11 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
             out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
             return;
         }
-        if (r->rendezvous_) return;  // it is not delivered: the group has failed, or the receiver has ended
-        if (r->slot_ >= 0) return cancel_offer(*r);
+        if (r->slot_ >= 0) return;
         go_on_from(*r, std::move(copy));
         return go_on_in_background();
     }
-    if (posted) {  // so no message has come to it through the ring
-        cancel_posted(r->peer_, std::move(copy));
-        if (!r->complete_) receives_.remove(*r);
-    } else if (r->held_) {
+    if (r->held_) {
         receives_.remove(*r);
         if (const auto message = std::move(r->message_)) put_back(message, std::move(copy));
     }
@@ -439,7 +430,7 @@ void Messages::match_posted(Message& m) {
 }
 
 std::optional<Arrival> Messages::arrival(int from, int tag) {
-    pull_from(from);
+    pull_from(from, true);
     const Message* const m = first_arrived(from, tag, nullptr);
     if (!m) return std::nullopt;
     return arrival_of(m->from, m->header);
@@ -469,8 +460,8 @@ bool Messages::accepts(const Request& r, const Header& h) {
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 // A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.up_to() && !r.message_ && r.bytes() < tuning::kRendezvous &&
-           receives_.size() * tuning::kRendezvous <= tuning::ring_bytes(n_) / 2;
+    return r.up_to() && !r.message_ && r.bytes() < tuning::kShortMessage &&
+           receives_.size() * tuning::kShortMessage <= tuning::ring_bytes(n_) / 2;
 }
 
 // Whether the receive accepts the message. If not, the receive fails, and the message is kept for another one.
@@ -563,7 +554,7 @@ bool Messages::progress() {
     bool moved = false;
     for (int p = 0; p < n_; ++p) {
         if (p == rank_) continue;
-        bool pushed = push(p, false);
+        bool pushed = push(p);
         moved |= pull(p);
         moved |= fetch_claimed(p);
         pushed |= push(p, true);

@@ -4,9 +4,9 @@
 // A send copies at once into the ring what fits (eager). A thread that waits for a request makes progress on the rest,
 // and on receives without a message; so does the rank's progress thread for requests that no thread waits for. It
 // sleeps while there is nothing to move: senders wake it unless another thread of this rank waits, or has just waited.
-// A large message whose receive is already posted goes directly into the receiver's memory (rendezvous.cpp). Messages
-// match by (source, tag) in the order sent. A message that arrives before its receive is kept in this rank's private
-// memory, so it never blocks the next one, and two ranks that send large messages to each other both make progress.
+// The data of a large message stays in the sender's memory, and is copied from there (offers.cpp). Messages match by
+// (source, tag) in the order sent. A message that arrives before its receive is kept in this rank's private memory, so
+// it never blocks the next one, and two ranks that send large messages to each other both make progress.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -159,18 +159,7 @@ private:
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
              FailureRecord& failures, uint64_t unexpected_limit);
     PeerSlot& own_slot() const { return group_.peers[rank_]; }
-    // Without the ring (rendezvous.cpp).
-    void post_receive(const std::shared_ptr<Request>& receive);
-    bool progress_rendezvous(int from, bool& moved);
-    void cancel_posted(int from, Memory copy = {});
-    uint64_t receive_posted_for(Channel& c, const Request& send) const;
-    void poll_for_receive(int to, const Request& send);
-    bool match(Channel& c, Request& send, int to, uint64_t state);
-    bool copy_there(Rendezvous& m, Request& send, int to);
-    void finish_rendezvous(Request& send);
-    uint64_t piece_of(const Rendezvous& m, uint64_t bytes);
-    bool copied(const Rendezvous& m, uint64_t bytes);
-    template <class Copy> bool copy_here(Rendezvous& m, uint64_t bytes, Copy&& copy);
+    // What both ranks copy (copy_job.cpp).
     bool share(const Message& message);
     bool fetch_shared(const Message& message);
     bool copy_parts(const Message& message, uint64_t at, uint64_t bytes);
@@ -182,13 +171,14 @@ private:
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
-    // copies: also what the receiver may copy itself, unless it does that alone.
-    bool push(int to, bool copies);
-    bool begin_next(Channel& c, int to, bool copies, bool& moved);
+    // helps: also to copy what the receiver fetches.
+    bool push(int to, bool helps = false);
+    bool begin_next(Channel& c, int to, bool& moved);
     bool write_piece(Channel& c, Request& send, int to, const Header& header);
     bool write_header(Channel& c, int to, const Header& header, const void* body = nullptr, uint64_t bytes = 0);
-    bool pull(int from);
-    bool read(int from);
+    // all: also what comes after the message of the last receive.
+    bool pull(int from, bool all = false);
+    bool read(int from, bool all);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
     bool must_offer(const Request& send, int to) const;
@@ -199,16 +189,16 @@ private:
     bool fetch(const std::shared_ptr<Message>& message);
     bool fetch_claimed(int from);
     void finish_claimed(int from);
-    void take_offers();
+    void take_offers(int from = kAny);
     void answer(int from, const Header& header);
     void send_answers(int to);
-    void cancel_offer(const Request& send);
+    bool cancel_offer(const Request& send);
     void cancel_offers(int to);
     uint64_t room() const { return unexpected_limit_ - std::min(unexpected_limit_, arrived_.bytes()); }
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
     void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void arrive_here(const std::shared_ptr<Request>& send);
-    void pull_from(int from);                                     // which may be kAny
+    void pull_from(int from, bool all = false);                   // which may be kAny
     void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked
     bool has_left(int from) const;
     static Header header_of(const Request& send) {
@@ -228,17 +218,6 @@ private:
     // send_at_once and recv_now, whose messages are of at most `most` bytes if they go through the ring at once.
     bool write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object = false);
     bool await_room(const Transfer& send, const CallOptions& options, uint64_t most);
-    // Polls for something that a peer is about to do, `times` times as long as at the beginning of each wait, and then
-    // yields if ranks share cores.
-    template <class Done> bool poll_briefly(int times, const Done& done) const {
-        for (int i = policy_.first_polls * times; i > 0; --i) {
-            if (done()) return true;
-            cpu_relax();
-        }
-        for (int i = transport_.conditions().yields ? tuning::kYieldsForReceive : 0; i > 0 && !done(); --i)
-            sched_yield();
-        return done();
-    }
     Arrival receive_now(const Transfer& receive, const CallOptions& options, uint64_t most);
     std::shared_ptr<Request> post(const Transfer& receive, const CallOptions& options);
     Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
@@ -307,7 +286,6 @@ private:
     ArrivedMessages arrived_;
     PostedReceives receives_;
     std::vector<Incoming> incoming_;                // by source
-    std::vector<std::shared_ptr<Request>> posted_;  // by source: the receive in its Rendezvous
     std::vector<std::shared_ptr<Request>> failed_;  // whose errors no `wait` has raised yet, and some others
     const uint64_t unexpected_limit_;
     uint64_t arrivals_ = 0;

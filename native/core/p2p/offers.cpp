@@ -1,16 +1,14 @@
 // Messages whose data stays with their sender until the receiver wants it: synchronous sends, messages for which the
-// receiver has no room, and large ones, which are then copied once, not twice (an object with an array of 1 MiB, round
-// trip: 577 to 269 us). The receiver copies the data from the sender's memory, with the help of a sender that waits,
-// or, where it cannot, requests it through the ring. An offered message is matched like any other one, so that a later
-// message can be received before it.
+// receiver has no room, and large ones, which are then copied once, not twice. The receiver copies the data from the
+// sender's memory, with the help of a sender that waits, or, where it cannot, requests it through the ring. An offered
+// message is matched like any other one, so that a later message can be received before it.
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
 bool Messages::must_offer(const Request& r, int to) const {
     if (r.synchronous_) return true;
-    const uint64_t least = r.stays_ ? tuning::kStays : tuning::ring_bytes(n_) + 1;
-    if (r.bytes() >= least && transport_.conditions().single_copy) return true;
+    if (r.bytes() > tuning::in_ring(n_) && transport_.conditions().single_copy) return true;
     return r.bytes() > group_.peers[to].unexpected_room();
 }
 
@@ -27,7 +25,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
         const auto address = reinterpret_cast<uint64_t>(data);
-        if (reachable) body.parts[n++] = {address, bytes, Rendezvous::digest_of(address, bytes)};
+        if (reachable) body.parts[n++] = {address, bytes, address_digest(address, bytes)};
     });
     if (!reachable) n = 0;
     body.about = {out.next_offer, n ? out.free_slots.back() : -1};
@@ -132,10 +130,12 @@ void Messages::finish_claimed(int from) {
                    "gave up a receive while rank " + std::to_string(from) + " was sending to it");
 }
 
-// Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep
-// does this: their senders may have to go on before this rank can. A receive that follows soon saves the copy.
-void Messages::take_offers() {
+// Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep,
+// or that sends to their sender, does this: it may have to go on before this rank can. A receive that follows soon
+// saves the copy.
+void Messages::take_offers(int from) {
     arrived_.for_each_offered([&](Message& m) {
+        if (from != kAny && from != m.from) return;
         if (m.header.form == Form::Awaited) {
             if (cancelled(m)) send_answers(arrived_.remove(m)->from);
             return;
@@ -148,15 +148,15 @@ void Messages::take_offers() {
             m.at = m.kept.data();
             fetch(taken);
             arrived_.put_back(taken);
+            publish_room();
         }
         send_answers(m.from);
     });
-    publish_room();
 }
 
 void Messages::send_answers(int to) {
     if (outgoing_[to].answers.empty()) return;
-    push(to, false);
+    push(to);
     if (!outgoing_[to].answers.empty()) go_on_in_background();  // the ring is full
 }
 
@@ -174,22 +174,23 @@ void Messages::answer(int from, const Header& h) {
     if (!r->cancelled_) complete(*r);
 }
 
-// The send is given up, whose data the receiver may copy: it has copied the data, or will find that the message was
-// cancelled.
-void Messages::cancel_offer(const Request& r) {
-    if (r.slot_ < 0) return;
+// The send is given up, whose data the receiver may copy. Returns false if it has, and else it finds that the message
+// was cancelled.
+bool Messages::cancel_offer(const Request& r) {
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
-    if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return;
+    if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return true;
     const auto ended = [&] { return stage.load() != OfferStage::Copying || transport_.ended(r.peer_); };
     if (!Waiter(kStoppedPeer).watch({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,
                    "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
+    return stage.load() != OfferStage::Copied;
 }
 
 // This rank leaves the group, and its memory may be used for something else.
 void Messages::cancel_offers(int to) {
-    for (auto& [number, r] : outgoing_[to].offered) cancel_offer(*r);
+    for (auto& [number, r] : outgoing_[to].offered)
+        if (r->slot_ >= 0) cancel_offer(*r);
 }
 
 }  // namespace rankwise

@@ -111,7 +111,9 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         if (closing_) throw Closed(kClosedTooEarly);
         moved = progress();
         if (request) peer = request->peer_;
-        return done();
+        if (done()) return true;
+        if (request && request->sends_) take_offers(peer);  // that rank may wait in a send in turn
+        return false;
     };
     for (int i = policy_.first_polls; i >= 0; --i) {
         if (try_once()) return true;
@@ -141,8 +143,6 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
                 timed_out(timeout, request, " can never be complete" + found);
         foreground.publish();
         const auto lock = lock_requests();
-        for (const Outgoing& out : outgoing_)  // the receivers may be stopped
-            if (!out.sends.empty()) out.sends.front()->receiver_copies_ = false;
         if (!closing_) take_offers();
     };
     PeerSlot& own = own_slot();
@@ -314,10 +314,7 @@ std::string Messages::close(double timeout) {
         for (int p = 0; p < n_; ++p) {
             try {
                 finish_claimed(p);
-                cancel_posted(p);
                 cancel_offers(p);
-                const Sends& sends = outgoing_[p].sends;
-                if (!sends.empty() && sends.front()->rendezvous_) finish_rendezvous(*std::shared_ptr(sends.front()));
             } catch (const Error& e) {  // their channel has been overwritten; the rest must end all the same
                 trouble = e.what();
             }
@@ -335,7 +332,6 @@ std::string Messages::close(double timeout) {
     background_.dismiss(*this);
     std::lock_guard lock(mutex_);  // release the requests, and with them the memory of dropped ones
     receives_.clear();
-    posted_.assign(posted_.size(), nullptr);
     for (Outgoing& out : outgoing_) out = {};
     lease_.end();
     return trouble;

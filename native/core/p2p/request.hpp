@@ -135,15 +135,11 @@ private:
     Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
                      // message
     bool synchronous_ = false;  // send: it is complete only when a receive has matched its message
-    bool stays_ = false;        // send: nobody waits for it, so its data may stay where it is
     uint64_t sent_ = 0;         // send: bytes written to the ring, or copied from the beginning
-    bool matched_ =
-        false;  // send: its header is in the ring, or it has matched a posted receive; receive: it has its message
-    bool rendezvous_ = false;       // send: it bypasses the ring
-    bool receiver_copies_ = false;  // send: the receiver copies alone, as long as it waits for messages
-    bool in_ring_ = false;          // send: the header that precedes its data is in the ring
-    int offer_ = -1;                // send: the number under which its data is offered
-    int slot_ = -1;                 // send: where the receiver marks that it copies the data
+    bool matched_ = false;      // send: its header is in the ring; receive: it has its message
+    bool in_ring_ = false;      // send: the header that precedes its data is in the ring
+    int offer_ = -1;            // send: the number under which its data is offered
+    int slot_ = -1;             // send: where the receiver marks that it copies the data
     std::atomic<bool> cancelled_{false};
     std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects

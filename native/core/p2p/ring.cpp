@@ -3,13 +3,13 @@
 
 namespace rankwise {
 
-bool Messages::push(int to, bool copies) {
+bool Messages::push(int to, bool helps) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
     Channel& c = *channel(rank_, to, true);
-    bool moved = copies && !out.offered.empty() && help_to_fetch(c, to);
+    bool moved = helps && !out.offered.empty() && help_to_fetch(c, to);
     for (;;) {
-        if (!out.writing && !begin_next(c, to, copies, moved)) return moved;
+        if (!out.writing && !begin_next(c, to, moved)) return moved;
         if (!out.writing) continue;  // that was a whole message
         Request& r = *out.writing->front();
         const Header header = r.offer_ < 0 ? header_of(r) : Header::about_offer(Form::Requested, r.offer_, r.bytes());
@@ -19,7 +19,7 @@ bool Messages::push(int to, bool copies) {
 }
 
 // Chooses what to write next, between two messages. Returns false if that must wait.
-bool Messages::begin_next(Channel& c, int to, bool copies, bool& moved) {
+bool Messages::begin_next(Channel& c, int to, bool& moved) {
     Outgoing& out = outgoing_[to];
     if (!out.answers.empty()) {
         if (!write_header(c, to, out.answers.front())) return false;
@@ -32,15 +32,6 @@ bool Messages::begin_next(Channel& c, int to, bool copies, bool& moved) {
     }
     if (out.sends.empty()) return false;
     const std::shared_ptr<Request> r = out.sends.front();
-    if (const uint64_t state = r->rendezvous_ ? 0 : receive_posted_for(c, *r)) moved |= match(c, *r, to, state);
-    if (r->rendezvous_) {
-        const bool alone = r->receiver_copies_ && group_.peers[to].message_waits.load(std::memory_order_relaxed);
-        if (copies && !alone) moved |= copy_there(c.posted, *r, to);
-        if (!copied(c.posted, r->bytes())) return false;
-        complete(*r);
-        out.sends.pop_front();
-        return moved = true;
-    }
     if (must_offer(*r, to)) {
         if (!write_offer(c, r, to)) return false;
         out.sends.pop_front();
@@ -98,21 +89,21 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
     return true;
 }
 
-bool Messages::pull(int from) {
-    const bool moved = read(from);
+bool Messages::pull(int from, bool all) {
+    const bool moved = read(from, all);
     send_answers(from);
     return moved;
 }
 
-bool Messages::read(int from) {
+bool Messages::read(int from, bool all) {
     Channel* c = channel(from, rank_, false);
     if (!c) return false;
     Incoming& in = incoming_[from];
     bool moved = false;
-    if (!progress_rendezvous(from, moved)) return moved;
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
         uint64_t at = before, waiting = c->waiting();
+        bool received = false;
         if (!in.message && !in.pad && waiting >= sizeof(Header) && !read_header(*c, from, at, waiting)) return moved;
         if (in.message) {
             Message& m = *in.message;
@@ -125,6 +116,7 @@ bool Messages::read(int from) {
             if (!m.left) {
                 const std::shared_ptr<Message> arrived = std::move(in.message);
                 in.message.reset();
+                received = bool(arrived->receive);
                 finish(*arrived);
             }
         }
@@ -136,6 +128,8 @@ bool Messages::read(int from) {
         c->read.exchange(at);
         notify(from);
         moved = true;
+        // What follows stays in the ring until somebody waits again: most likely for its receive, which saves a copy.
+        if (!all && received && receives_.empty() && outgoing_[from].idle()) return true;
     }
 }
 
@@ -168,7 +162,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         for (int i = 0; i < h.parts; ++i) {
             OfferBody::Part part;
             c.get(at + sizeof h + sizeof offered + uint64_t(i) * sizeof part, &part, sizeof part);
-            if (part.digest != Rendezvous::digest_of(part.address, part.bytes)) overwritten("an offer", from, rank_);
+            if (part.digest != address_digest(part.address, part.bytes)) overwritten("an offer", from, rank_);
             offer.parts.push_back({reinterpret_cast<const uint8_t*>(part.address), part.bytes});
         }
         uint64_t total = 0;

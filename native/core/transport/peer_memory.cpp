@@ -1,7 +1,6 @@
 #include "transport/peer_memory.hpp"
 
 #include <sys/prctl.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -65,6 +64,24 @@ bool PeerMemory::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, 
         done += size_t(moved);
     }
     return true;
+}
+
+bool PeerMemory::try_copy(int peer, bool writes, uint8_t* whole, const std::vector<iovec>& parts) const {
+    size_t bytes = 0;
+    for (const iovec& part : parts) bytes += part.iov_len;
+    if (parts.size() > 1 && !is_thread_of_own_process(peer)) {
+        const iovec one{whole, bytes}, *const many = parts.data();
+        const size_t n = parts.size();
+        const ssize_t moved = writes ? process_vm_writev(pid_of(peer).number, many, n, &one, 1, 0)
+                                     : process_vm_readv(pid_of(peer).number, &one, 1, many, n, 0);
+        if (moved == ssize_t(bytes)) return true;
+    }
+    return std::ranges::all_of(parts, [&](const iovec& part) {
+        uint8_t* const at = std::exchange(whole, whole + part.iov_len);
+        auto* const other = static_cast<uint8_t*>(part.iov_base);
+        return try_copy(peer, writes, writes ? other : at, reinterpret_cast<uint64_t>(writes ? at : other),
+                        part.iov_len);
+    });
 }
 
 void PeerMemory::address_overwritten(int peer) {

@@ -11,6 +11,7 @@
 // an error that names the peer that may still write.
 #pragma once
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <chrono>
 #include <cstdint>
@@ -74,6 +75,8 @@ public:
     // The same from any thread, at an address in the peer's process. Returns false if it fails: then the group has
     // failed, or will fail when the peer's death is noticed.
     bool try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
+    // The same between contiguous memory, which the peer has if this rank writes, and parts of the other's memory.
+    bool try_copy(int peer, bool writes, uint8_t* whole, const std::vector<iovec>& parts) const;
 
     // A rank sets this before it writes into a peer's memory, and then checks whether the group has failed. The
     // memory's owner fails the group first and checks this afterwards. So either the writer stops or the owner waits.

@@ -81,6 +81,18 @@ BROKEN_STARTED = {
     "a thread stops running the stream although another sleeps": "OWNERS=2 OPS=1 PEER=0 BREAK_HANDOVER",
 }
 
+OFFERS = {
+    "offered messages, two of two pieces": "",
+    "offered messages, three of three pieces": "MESSAGES=3 PIECES=3",
+}
+BROKEN_OFFERS = {
+    "a sender that helps does not look again whether the message is still the same": "BREAK_RECHECK",
+    "a receiver lets a sender help that may still be writing": "BREAK_WRITING",
+    "a receiver claims a message in two steps": "BREAK_CLAIM",
+    "who cancels a send does not wait for the receiver that copies it": "BREAK_CANCEL",
+    "a receiver does not wait for the sender's pieces": "BREAK_DONE",
+}
+
 LARGE = (  # make test-all runs them too
     "steps, 3 ranks, one may die",
     "agreement, 2 ranks, three in turn, one may die, deadlines",
@@ -134,6 +146,8 @@ def main(words: list[str]) -> int:
     cases += [(f"broken: {name}", "heap.pml", macros, False) for name, macros in BROKEN_HEAP.items()]
     cases += [(name, "started.pml", macros, True) for name, macros in STARTED.items()]
     cases += [(f"broken: {name}", "started.pml", macros, False) for name, macros in BROKEN_STARTED.items()]
+    cases += [(name, "offers.pml", macros, True) for name, macros in OFFERS.items()]
+    cases += [(f"broken: {name}", "offers.pml", macros, False) for name, macros in BROKEN_OFFERS.items()]
     if words in ([], ["--large"]):
         cases = [case for case in cases if (case[0] in LARGE) == bool(words)]
     else:

@@ -179,6 +179,8 @@ def pieces(pickled: bytes, buffers: list[Bytes]) -> list[Any]:
     parts: list[Any] = []
     for part in (table, pickled, *buffers):
         parts += [part, bytes(-len(part) % ALIGNMENT)]
+    if len(pickled) <= IN_STREAM:  # few pieces are faster
+        parts[:4] = [b"".join(parts[:4])]
     return parts
 
 

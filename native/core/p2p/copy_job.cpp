@@ -1,0 +1,88 @@
+// An offered message that both ranks copy, if its sender waits: see CopyJob (channel.hpp).
+#include "p2p/messages.hpp"
+
+namespace rankwise {
+
+// The receiver lets the sender help, unless they exchange messages: then each rank copies what it receives. Returns
+// whether it may.
+bool Messages::share(const Message& message) {
+    const uint64_t bytes = message.header.bytes;
+    const Outgoing& out = outgoing_[message.from];
+    if (!message.receive || bytes <= tuning::piece_of_job(bytes) || !out.sends.empty() || !out.offered.empty())
+        return false;
+    CopyJob& job = channel(message.from, rank_, false)->job;
+    // A sender that is still writing may not know yet that the last message is here.
+    if (CopyJob::open(job.state.load()) || job.writing.load() ||
+        !transport_.memory.reachable(message.at, bytes, reachable_))
+        return false;
+    const auto to = reinterpret_cast<uint64_t>(message.at);
+    job.to.store(to, std::memory_order_relaxed);
+    job.to_digest.store(address_digest(to, bytes), std::memory_order_relaxed);
+    job.offer.store(message.offer->number, std::memory_order_relaxed);
+    job.begun.store(0, std::memory_order_relaxed);
+    job.done.store(0, std::memory_order_relaxed);
+    job.state.fetch_add(1);
+    if (group_.peers[message.from].message_waits.load(std::memory_order_relaxed)) notify(message.from);
+    return true;
+}
+
+// The receiver copies the pieces that the sender has not begun, from the end. Returns whether all is copied, or nothing
+// more will be.
+bool Messages::fetch_shared(const Message& message) {
+    CopyJob& job = channel(message.from, rank_, false)->job;
+    const uint64_t bytes = message.header.bytes, piece = tuning::piece_of_job(bytes),
+                   pieces = (bytes + piece - 1) / piece;
+    // `mine` bounds the loop even if a stray write has overwritten the count.
+    for (uint64_t mine = 1; mine <= pieces && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
+                            job.begun.fetch_add(1) < pieces;
+         ++mine) {
+        const uint64_t at = (pieces - mine) * piece;
+        if (!copy_parts(message, at, std::min(piece, bytes - at))) break;
+        job.done.fetch_add(1);
+    }
+    const bool over = group_.failed() && (!job.writing.load() || transport_.ended(message.from));
+    if (!over && (group_.failed() || job.done.load() < pieces)) return false;
+    job.state.fetch_add(1);
+    return true;
+}
+
+// Copies some bytes of an offered message; returns whether it has.
+bool Messages::copy_parts(const Message& message, uint64_t at, uint64_t bytes) {
+    std::vector<iovec> there;
+    for_stretches(message.offer->parts, at, bytes,
+                  [&](const uint8_t* data, uint64_t here) { there.push_back({const_cast<uint8_t*>(data), here}); });
+    return transport_.memory.try_copy(message.from, false, message.at + at, there);
+}
+
+// The sender copies the pieces that the receiver has not begun, from the beginning, unless it receives messages itself;
+// returns whether there were any.
+bool Messages::help_to_fetch(Channel& c, int to) {
+    CopyJob& job = c.job;
+    const uint64_t state = job.state.load();
+    if (!CopyJob::open(state) || !receives_.empty()) return false;
+    // If the state is still the same, the receiver shares no other message until `writing` is 0.
+    const CopyJob::Writing writing(job);
+    if (job.state.load() != state) return false;
+    const auto found = outgoing_[to].offered.find(job.offer.load(std::memory_order_relaxed));
+    if (found == outgoing_[to].offered.end() || found->second->cancelled_) return false;
+    Request& r = *found->second;
+    const uint64_t bytes = r.bytes(), piece = tuning::piece_of_job(bytes), pieces = (bytes + piece - 1) / piece,
+                   there = job.to.load(std::memory_order_relaxed), before = r.sent_;
+    if (job.to_digest.load(std::memory_order_relaxed) != address_digest(there, bytes))
+        overwritten("the address", rank_, to);
+    while (r.sent_ < bytes && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
+           job.begun.fetch_add(1) < pieces) {
+        const uint64_t at = r.sent_, length = std::min(piece, bytes - at);
+        r.sent_ += length;
+        std::vector<iovec> here;
+        r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) {
+            here.push_back({const_cast<uint8_t*>(data), stretch});
+        });
+        if (!transport_.memory.try_copy(to, true, reinterpret_cast<uint8_t*>(there + at), here)) break;
+        job.done.fetch_add(1);
+    }
+    if (job.done.load() == pieces) notify(to);
+    return r.sent_ > before;
+}
+
+}  // namespace rankwise
