@@ -1,5 +1,6 @@
 // Sizes of memory.
 #pragma once
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -7,6 +8,9 @@
 #include "base/errors.hpp"
 
 namespace rankwise {
+
+// Atomic words of 64 bits hold several fields, and addresses; the kernels convert between dtypes by their bytes.
+static_assert(sizeof(void*) == 8 && std::endian::native == std::endian::little, "64 bits, little-endian");
 
 inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
 inline constexpr size_t kPage = 4096;

@@ -269,7 +269,7 @@ void FailureRecord::await_call_sites() const {
 
 void FailureRecord::throw_mismatch(const std::string& danger) {
     mismatch_thrown_ = true;
-    constexpr uint64_t kShown = 3;  // calls of a rank
+    constexpr uint64_t kCallsShown = 3;  // of a rank
     publish_call_site();
     await_call_sites();
     const std::vector<Numbered> calls = calls_of(t_.group, t_.n);
@@ -282,7 +282,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
     for (int p = 0; p < t_.n; ++p) {
         const Numbered& mine = calls[size_t(p)];
         std::string call, differs;
-        for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kShown; ++one)
+        for (auto one = mine.lower_bound(first); one != mine.end() && one->first < first + kCallsShown; ++one)
             add_to_list(call, one->second.to_string(), ", then ");
         if (const auto one = mine.find(first); one != mine.end())
             differs = differences(one->second, *most_frequent(calls, first));
