@@ -60,7 +60,7 @@ def collect(group: rw.Group, tasks: list[dict[str, Any]], picture: Line) -> list
     for worker in range(1, group.world_size):
         group.send_object(next(waiting, None), dst=worker)
     for _ in tasks:
-        result = group.recv_any()  # from any worker, and of any length
+        result = group.recv_any(tag=rw.ANY)  # from any worker, and of any length
         first, cells = result.data[0], result.data[1:]
         picture[result.tag, first : first + cells.size] = cells
         assert result.source is not None  # only a receive from the null rank has none

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise import CollectiveTimeout, Group, Mesh, MismatchError, PeerLostError
+from rankwise import ANY, CollectiveTimeout, Group, Mesh, MismatchError, PeerLostError
 from rankwise.testing import RanksFailed, run_ranks
 
 BACKENDS = pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -110,7 +110,7 @@ def test_a_mismatch_names_a_rank_outside_any_call(backend: str) -> None:
 def _timeout(group: Group) -> CollectiveTimeout | None:
     part = group.dup()
     if group.rank == 1:
-        assert group.probe(src=0, timeout=20) is not None  # which is shown as a receive
+        assert group.probe(src=0, tag=ANY, timeout=20) is not None  # which is shown as a receive
         group.recv((1,), 0)
         return None
     with pytest.raises(CollectiveTimeout) as caught, part.timeout_of(0.3):

@@ -19,9 +19,9 @@ WAITS: dict[str, Callable[[Group, Any], object]] = {
     "irecv_object().wait": lambda group, timeout: group.irecv_object(tag=9).wait(timeout),
     "wait_all": lambda group, timeout: rw.wait_all([group.barrier(async_op=True)], timeout),
     "wait_any": lambda group, timeout: rw.wait_any([group.irecv((1,), 0, tag=9)], timeout),
-    "recv_any": lambda group, timeout: group.recv_any(timeout=timeout),
+    "recv_any": lambda group, timeout: group.recv_any(tag=rw.ANY, timeout=timeout),
     "recv_object": lambda group, timeout: group.recv_object(timeout=timeout),
-    "probe": lambda group, timeout: group.probe(timeout=timeout),
+    "probe": lambda group, timeout: group.probe(tag=rw.ANY, timeout=timeout),
     "Event.synchronize": lambda group, timeout: rw.overlap.Event().synchronize(timeout),
     "Stream.synchronize": lambda group, timeout: rw.overlap.Stream().synchronize(timeout),
     "Stream().submit().wait": lambda group, timeout: rw.overlap.Stream().submit(int).wait(timeout),
@@ -36,7 +36,7 @@ def test_a_wait_refuses_what_is_no_number_of_seconds(name: str) -> None:
             given = re.escape(repr(bad))
             with pytest.raises(error, match=rf"^timeout: {given} given, expected seconds, at least 0, or None$"):
                 WAITS[name](group, bad)
-        assert group.probe() is None
+        assert group.probe(tag=rw.ANY) is None
 
     run_ranks(ranks, 1)
 
@@ -106,6 +106,6 @@ def test_what_is_accepted() -> None:
 def test_probe_waits_for_the_groups_timeout() -> None:
     def ranks(group: Group) -> None:
         with group.timeout_of(0.05):
-            assert group.probe(timeout=None) is None
+            assert group.probe(tag=rw.ANY, timeout=None) is None
 
     run_ranks(ranks, 1)

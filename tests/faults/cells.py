@@ -53,7 +53,7 @@ def recv_object(group: rw.Group) -> None:
 
 
 def probe(group: rw.Group) -> None:
-    while group.probe(3) is None:
+    while group.probe(3, tag=rw.ANY) is None:
         pass
 
 

@@ -98,7 +98,7 @@ def asleep(rank: Rank, group: rw.Group) -> None:
 def polling(rank: Rank, group: rw.Group) -> None:
     """Receives of which neither the source nor the length is known; nothing comes."""
     if group.rank % 2:
-        group.recv_any()
+        group.recv_any(tag=rw.ANY)
     group.recv_object(src=rw.ANY, tag=rw.ANY)
 
 

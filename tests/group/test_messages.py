@@ -156,9 +156,9 @@ def test_a_message_without_a_numpy_dtype_is_kept(backend: str) -> None:
                 for tag in (1, rw.ANY):
                     with pytest.raises(ImportError, match="NumPy arrays of bfloat16 need the package ml_dtypes"):
                         group.recv_any(0, tag)
-                assert group.probe(0).tag == 1
+                assert group.probe(0, tag=rw.ANY).tag == 1
                 for number in (1, 2):
-                    data = group.recv_any(0, dtype=torch.bfloat16).data
+                    data = group.recv_any(0, tag=rw.ANY, dtype=torch.bfloat16).data
                     assert data.tolist() == [number] * size
 
     run_ranks(ranks, 2, backend=backend)
@@ -169,19 +169,19 @@ def test_recv_any() -> None:
 
     def ranks(group: Group) -> None:
         group.isend(np.ones((2, 3), np.int16), 0, 4)
-        message = group.recv_any()
+        message = group.recv_any(tag=rw.ANY)
         assert (message.data.tolist(), message.data.dtype, message.source, message.tag) == ([1] * 6, np.int16, 0, 4)
         group.isend(np.ones(2, np.float32), 0)
         with pytest.raises(
             rw.MismatchError, match=r"^recv_any: .* rank 0 with tag 0 is an array of 2 x float32, expected dtype int64$"
         ):
-            group.recv_any(dtype=int)
+            group.recv_any(tag=rw.ANY, dtype=int)
         tensor = group.recv_any(0, 0, dtype=torch.float32)
         assert isinstance(tensor.data, torch.Tensor)
         group.isend(np.arange(16, dtype=np.uint8), 0)
         with pytest.raises(rw.MismatchError):
             group.recv_object(0)
-        tensor = group.recv_any(0, dtype=torch.uint8)
+        tensor = group.recv_any(0, tag=rw.ANY, dtype=torch.uint8)
         assert isinstance(tensor.data, torch.Tensor)
         assert tensor.data.tolist() == list(range(16))
         nothing = group.recv_any(None)
@@ -206,10 +206,10 @@ def test_the_wrong_kind_of_message_is_not_lost() -> None:
             with pytest.raises(rw.MismatchError, match=rf"^recv_object: .* is {what}; receive it with"):
                 group.recv_object(0)
             assert group.probe(0, 0) == rw.Message(0, 0, x.size, rw.DType.I64 if x.size == 3 else rw.DType.U8)
-            assert group.recv_any(0).data.tolist() == x.tolist()
+            assert group.recv_any(0, tag=rw.ANY).data.tolist() == x.tolist()
         group.send_object(THING, 0)
         with pytest.raises(rw.MismatchError, match=r"^recv_any: .* is an object; receive it with recv_object$"):
-            group.recv_any()
+            group.recv_any(tag=rw.ANY)
         check(group.recv_object(0))
         group.send_object(THING, 0)
         with pytest.raises(rw.MismatchError, match=r"the message is an object with tag 0, the receive expects"):
@@ -227,7 +227,7 @@ RECEIVES: dict[str, Callable[[Group, np.ndarray[Any, Any]], object]] = {
     "irecv from any rank": lambda group, x: group.irecv(x, rw.ANY, rw.ANY).wait(),
     "sendrecv": lambda group, x: group.sendrecv(x, None, 0, out=x),
     "batch": lambda group, x: group.batch([], [(x, 0)]),
-    "recv_any": lambda group, x: x.__setitem__(..., group.recv_any(0).data),
+    "recv_any": lambda group, x: x.__setitem__(..., group.recv_any(0, tag=rw.ANY).data),
 }
 
 
@@ -247,7 +247,7 @@ def test_messages_that_were_refused_come_first_in_every_receive(backend: str) ->
                     receive(group, x)
                     assert (x == i).all()
         if group.rank == 1:
-            assert group.probe() is None
+            assert group.probe(tag=rw.ANY) is None
 
     run_ranks(ranks, 2, backend=backend)
 
@@ -348,7 +348,7 @@ def test_the_null_rank() -> None:
         work = group.irecv_object(None)
         assert work.done()
         assert (work.wait(), work.source, work.tag) == (None, None, None)
-        assert group.probe(timeout=0.02) is None
+        assert group.probe(tag=rw.ANY, timeout=0.02) is None
 
     run_ranks(ranks, 1)
 
@@ -399,7 +399,7 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
         group.barrier()
         if part.rank == 0:
             assert set(part.comm.left()) == {1, 2}
-            assert part.probe(2) is None, "without a timeout, only what has arrived"
+            assert part.probe(2, tag=rw.ANY) is None, "without a timeout, only what has arrived"
             assert [part.recv_object(rw.ANY), part.recv_object(1), part.recv_object(1)] == [0, 1, 2]
             with pytest.raises(rw.PeerLostError):
                 part.recv_object(rw.ANY)

@@ -81,14 +81,14 @@ def test_probe() -> None:
             group.recv((), 1)
         else:
             begin = time.monotonic()
-            assert group.probe(1) is None
+            assert group.probe(1, tag=rw.ANY) is None
             assert group.probe(tag=5, timeout=0.05) is None
             assert time.monotonic() - begin >= 0.05
-            found = group.probe(timeout=30)
+            found = group.probe(tag=rw.ANY, timeout=30)
             assert found == rw.Message(source=0, tag=4, count=6, dtype=rw.DType.I16)
             assert group.probe(0, 4) == found, "probe must take nothing"
             assert group.recv((2, 3), found.source, found.tag, dtype=found.dtype).tolist() == [[1] * 3] * 2
-            assert group.probe() is None
+            assert group.probe(tag=rw.ANY) is None
             group.send(0.0, 0)
         for bad in (2, -1):
             with pytest.raises(ValueError, match=rf"^src={bad}: expected a rank of the group"):
@@ -133,7 +133,7 @@ def test_a_batch_is_checked_before_it_begins() -> None:
         ):
             with pytest.raises(error):
                 group.batch(sends, recvs)
-        assert group.probe(timeout=0.05) is None, "nothing may have been sent"
+        assert group.probe(tag=rw.ANY, timeout=0.05) is None, "nothing may have been sent"
 
     run_ranks(ranks, 1)
 
@@ -226,7 +226,7 @@ def test_a_receive_refuses_elements_that_share_memory() -> None:
         for receive in (lambda: group.recv(x, 0), lambda: group.sendrecv(np.ones((2, 2)), 0, 0, out=x)):
             with pytest.raises(ValueError, match="share memory"):
                 receive()
-        assert group.probe() is None
+        assert group.probe(tag=rw.ANY) is None
         group.send(x, 0)
         assert group.recv((2, 2), 0).tolist() == [[0, 0]] * 2
 
@@ -251,7 +251,7 @@ def test_the_null_rank() -> None:
         column, number = group.batch([(1, None), (5, 0)], [(x[:, 2], None), ((), 0, 0, int)])
         assert column.tolist() == [2, 5]
         assert number == 5
-        assert group.probe(timeout=0.02) is None
+        assert group.probe(tag=rw.ANY, timeout=0.02) is None
         for call in (lambda: group.recv(x, 0, None), lambda: group.probe(0, None), lambda: group.recv_object(0, None)):
             with pytest.raises(TypeError, match=r"^tag=None: expected 0 to \d+, or rw.ANY"):
                 call()

@@ -60,7 +60,8 @@ class Buffer:
     given: what an in-place operation returns, or None if the caller's object cannot hold a result.
     restore: makes that return value from the array, or None if it is `given`. view: the caller's memory
     if the array is room for a packed copy of it, else None. Such room is empty at first: the operation
-    calls `pack` when it runs, before it reads, and `finish` when it has written.
+    calls `pack` when it runs, before it reads, and `finish` when it has written. origin: what an operation that works
+    in place on an `out` first copies there: another buffer of the same shape and dtype, or None.
     """
 
     ptr: int
@@ -73,15 +74,22 @@ class Buffer:
     restore: Restore | None = None
     view: Any = None
     device: Device | None = None
+    origin: Buffer | None = None
 
     @property
     def packed(self) -> bool:
         """Whether an operation works on a copy, which is packed before it and, if written, copied back after it."""
-        return self.view is not None
+        return self.view is not None or self.origin is not None
 
     def pack(self) -> None:
         """Copy the caller's memory, as it is now, into the packed copy, if there is one."""
-        if self.view is not None:
+        if self.origin is not None:
+            self.origin.pack()
+            if self.device is None:
+                ctypes.memmove(self.ptr, self.origin.ptr, self.nbytes)
+            else:
+                self.array[...] = self.origin.array
+        elif self.view is not None:
             self.array[...] = self.view
 
     def finish(self) -> Any:

@@ -66,6 +66,16 @@ def check_result(out: Any, shape: Shape, like: Buffer) -> Buffer:
     return buffer
 
 
+def in_place(x: Any, out: Any, name: str = "x") -> Buffer:
+    """The Buffer of an operation that works in place: on `x`, or if it is given on `out`, after x was copied there."""
+    if out is None or out is x:
+        return target(x, name)
+    given = source(x, name)
+    buffer = check_result(out, given.shape, given)
+    buffer.origin = given
+    return buffer
+
+
 def gathered_shape(ranks: int, like: Buffer) -> Shape:
     """(ranks, *like.shape). ValueError where `like`, an argument x, has as many dimensions as an array can have."""
     dims = len(like.shape)

@@ -174,6 +174,9 @@ class GroupBase:
     def _staged(self, buffer: Buffer) -> Buffer:
         """Host memory in place of device memory, for an operation that computes on the host."""
         self._check_memory(buffer)
+        if buffer.device is not None and buffer.origin is not None:
+            buffer.pack()
+            buffer.origin = None
         return buffer.kind.staged(buffer)
 
     def _pack(self, buffer: Buffer) -> None:
@@ -290,18 +293,18 @@ _OVERLAPPED = 512 << 10
 engine's own."""
 
 
-def check_tag(value: int) -> int:
-    tag = integer(value, "tag")
+def check_tag(value: int, name: str = "tag") -> int:
+    tag = integer(value, name)
     if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"tag={tag}: expected 0 to {MAX_TAG}")
+        raise ValueError(f"{name}={tag}: expected 0 to {MAX_TAG}")
     return tag
 
 
-def label(tag: int) -> int:
+def label(tag: int, name: str = "tag") -> int:
     """Check a receive's tag, which may be rw.ANY."""
     if tag is None:
-        raise TypeError(f"tag=None: expected 0 to {MAX_TAG}, or rw.ANY for a message with any tag")
-    return tag if tag is ANY else check_tag(tag)
+        raise TypeError(f"{name}=None: expected 0 to {MAX_TAG}, or rw.ANY for a message with any tag")
+    return tag if tag is ANY else check_tag(tag, name)
 
 
 def integer(value: int, name: str) -> int:

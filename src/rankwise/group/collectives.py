@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwise.arrays import buffers, ops
 from rankwise.arrays.base import Buffer, Kind
-from rankwise.arrays.buffers import source, target
+from rankwise.arrays.buffers import in_place, source, target
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Located, Op
 from rankwise.contract.operations import (
@@ -31,6 +31,7 @@ from rankwise.group import composed_ops
 from rankwise.group.base import HEADER, GroupBase, array_for_part, check_axis_0, header_of, split_counts
 
 T = TypeVar("T")
+A = TypeVar("A")
 D = TypeVar("D", bound=np.dtype[Any])
 
 
@@ -58,17 +59,25 @@ class Collectives(GroupBase):
         return None
 
     @overload
-    def all_reduce(self, x: T, op: Located, *, async_op: Literal[False] = False) -> tuple[T, Any]: ...
+    def all_reduce(
+        self, x: T, op: Located, *, out: T | None = None, async_op: Literal[False] = False
+    ) -> tuple[T, Any]: ...
     @overload
-    def all_reduce(self, x: T, op: Located, *, async_op: Literal[True]) -> Work[tuple[T, Any]]: ...
+    def all_reduce(
+        self, x: T, op: Located, *, out: T | None = None, async_op: Literal[True]
+    ) -> Work[tuple[T, Any]]: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: Literal[False] = False) -> T: ...
     @overload
     def all_reduce(self, x: T, op: Op = "sum", *, async_op: Literal[True]) -> Work[T]: ...
     @overload
-    def all_reduce(self, x: Any, op: Op | Located = "sum", *, async_op: bool) -> Any: ...
-    def all_reduce(self, x: T, op: Op | Located = "sum", *, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place; every rank receives the result.
+    def all_reduce(self, x: Any, op: Op = "sum", *, out: A, async_op: Literal[False] = False) -> A: ...
+    @overload
+    def all_reduce(self, x: Any, op: Op = "sum", *, out: A, async_op: Literal[True]) -> Work[A]: ...
+    @overload
+    def all_reduce(self, x: Any, op: Op | Located = "sum", *, out: Any = None, async_op: bool) -> Any: ...
+    def all_reduce(self, x: Any, op: Op | Located = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+        """Reduce `x` over the ranks, in place, or into `out`; every rank receives the result.
 
         A function as op is called in the order of the ranks, function(function(x0, x1), x2), and may overwrite its
         first argument. One rank collects the arrays, calls the function, and broadcasts the result: the bits are equal
@@ -80,14 +89,19 @@ class Collectives(GroupBase):
                 ReduceOp; an op of torch or mpi4py; or an associative function of two arrays that returns an array of
                 the same shape and dtype. Type checkers accept a name that is computed at run time as
                 `rw.ReduceOp[name]`, with the names SUM, PROD, MIN, ...
+            out: an array of x's shape and dtype for the result; x keeps its content.
 
         Returns:
-            x, or for a number a new number. For "minloc" and "maxloc" a pair: x, which holds the extreme values, and
-            the lowest rank that has each of them, an int64 array of x's shape; for a number, two numbers.
+            x or `out`, or for a number without `out` a new number. For "minloc" and "maxloc" a pair: that array, which
+            holds the extreme values, and the lowest rank that has each of them, an int64 array of x's shape; for a
+            number, two numbers.
 
         Example:
             >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
             [2.0, 1.0]
+            >>> x, total = np.ones(2), np.empty(2)
+            >>> group.all_reduce(x, out=total) is total, total.tolist(), x.tolist()
+            (True, [2.0, 2.0], [1.0, 1.0])
             >>> group.all_reduce(group.rank, "max")
             1
             >>> group.all_reduce(np.array([5, 3 + group.rank]), "maxloc")
@@ -95,16 +109,17 @@ class Collectives(GroupBase):
             >>> group.all_reduce(np.array([3.0, 4.0]), np.hypot).round(2).tolist()
             [4.24, 5.66]
         """
-        if async_op and (work := self._shortcuts.start_all_reduce_array(self, x, op)):
-            return work
-        if not async_op and self._shortcuts.all_reduce_array(x, op):
-            return x
-        if not async_op and (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
-            return found
-        buffer = target(x)
+        if out is None:
+            if async_op and (work := self._shortcuts.start_all_reduce_array(self, x, op)):
+                return work
+            if not async_op and self._shortcuts.all_reduce_array(x, op):
+                return x
+            if not async_op and (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
+                return found
+        buffer = in_place(x, out)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
-            return self._run(composed_ops.reduce(self, x, buffer, op, None), buffer, async_op)
+            return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, None), buffer, async_op)
         call = Call(ALL_REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         return self._call(call, buffer, buffer, async_op)
 
@@ -113,60 +128,83 @@ class Collectives(GroupBase):
     @overload
     def broadcast(self, x: T, src: int = 0, *, async_op: Literal[True]) -> Work[T]: ...
     @overload
-    def broadcast(self, x: T, src: int = 0, *, async_op: bool) -> T | Work[T]: ...
-    def broadcast(self, x: T, src: int = 0, *, async_op: bool = False) -> Any:
-        """Copy rank `src`'s `x` into every rank's x, and return x.
+    def broadcast(self, x: Any, src: int = 0, *, out: A, async_op: Literal[False] = False) -> A: ...
+    @overload
+    def broadcast(self, x: Any, src: int = 0, *, out: A, async_op: Literal[True]) -> Work[A]: ...
+    @overload
+    def broadcast(self, x: Any, src: int = 0, *, out: Any = None, async_op: bool) -> Any: ...
+    def broadcast(self, x: Any, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
+        """Copy rank `src`'s `x` into every rank's x, or `out`, and return it.
+
+        Args:
+            out: an array of the shape and dtype of src's x. x is then used on src only; elsewhere it may be None.
 
         Example:
             >>> group.broadcast(np.full(3, group.rank), src=1).tolist()
             [1, 1, 1]
+            >>> group.broadcast(np.arange(2) if group.rank == 1 else None, src=1, out=np.empty(2, int)).tolist()
+            [0, 1]
         """
-        if async_op and (work := self._shortcuts.start_broadcast_array(self, x, src)):
-            return work
-        if not async_op and self._shortcuts.broadcast_array(x, src):
-            return x
-        if not async_op and (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
-            return found
+        if out is None:
+            if async_op and (work := self._shortcuts.start_broadcast_array(self, x, src)):
+                return work
+            if not async_op and self._shortcuts.broadcast_array(x, src):
+                return x
+            if not async_op and (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
+                return found
         src = self._rank(src, "src")
-        buffer = source(x) if src == self.rank else target(x)
+        if out is None:
+            buffer = source(x) if src == self.rank else target(x)
+        else:
+            buffer = in_place(x, out) if src == self.rank else buffers.writable(out)
         call = Call(BROADCAST, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, root=src)
         return self._call(call, buffer if src == self.rank else None, buffer, async_op)
 
     @overload
-    def reduce(self, x: T, dst: int, op: Located, *, async_op: Literal[False] = False) -> tuple[T, Any] | None: ...
+    def reduce(
+        self, x: T, dst: int, op: Located, *, out: T | None = None, async_op: Literal[False] = False
+    ) -> tuple[T, Any] | None: ...
     @overload
-    def reduce(self, x: T, dst: int, op: Located, *, async_op: Literal[True]) -> Work[tuple[T, Any] | None]: ...
+    def reduce(
+        self, x: T, dst: int, op: Located, *, out: T | None = None, async_op: Literal[True]
+    ) -> Work[tuple[T, Any] | None]: ...
     @overload
     def reduce(self, x: T, dst: int = 0, op: Op = "sum", *, async_op: Literal[False] = False) -> T | None: ...
     @overload
     def reduce(self, x: T, dst: int = 0, op: Op = "sum", *, async_op: Literal[True]) -> Work[T | None]: ...
     @overload
-    def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, async_op: bool) -> Any: ...
-    def reduce(self, x: T, dst: int = 0, op: Op | Located = "sum", *, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place on rank `dst`.
+    def reduce(self, x: Any, dst: int = 0, op: Op = "sum", *, out: A, async_op: Literal[False] = False) -> A | None: ...
+    @overload
+    def reduce(self, x: Any, dst: int = 0, op: Op = "sum", *, out: A, async_op: Literal[True]) -> Work[A | None]: ...
+    @overload
+    def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, out: Any = None, async_op: bool) -> Any: ...
+    def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+        """Reduce `x` over the ranks, in place on rank `dst`, or there into `out`.
 
         Args:
             op: as for all_reduce.
+            out: as for all_reduce; unused except on dst.
 
         Returns:
-            x on rank `dst`, and None elsewhere, where x is unchanged.
+            x or `out` on rank `dst`, and None elsewhere, where x is unchanged.
 
         Example:
             >>> total = group.reduce(np.ones(2), dst=1)
             >>> total.tolist() if group.rank == 1 else [2.0, 2.0]
             [2.0, 2.0]
         """
-        if async_op and (work := self._shortcuts.start_reduce_array(self, x, dst, op)):
-            return work
-        if not async_op and self._shortcuts.reduce_array(x, dst, op):
-            return x if dst == self.rank else None
-        if not async_op and (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
-            return found
+        if out is None:
+            if async_op and (work := self._shortcuts.start_reduce_array(self, x, dst, op)):
+                return work
+            if not async_op and self._shortcuts.reduce_array(x, dst, op):
+                return x if dst == self.rank else None
+            if not async_op and (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
+                return found
         dst = self._rank(dst, "dst")
-        buffer = target(x) if dst == self.rank else source(x)
+        buffer = in_place(x, out) if dst == self.rank else source(x)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
-            return self._run(composed_ops.reduce(self, x, buffer, op, dst), buffer, async_op)
+            return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, dst), buffer, async_op)
         reduce_op = ops.resolve(op, buffer.dtype)
         call = Call(REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)
         return self._call(call, buffer, buffer if dst == self.rank else None, async_op)

@@ -29,7 +29,7 @@ class Received(NamedTuple):
 
     Example:
         >>> sending = group.isend(np.arange(3), dst=group.rank, tag=4)
-        >>> message = group.recv_any(src=group.rank)
+        >>> message = group.recv_any(tag=rw.ANY)
         >>> message.data.tolist(), message.source == group.rank, message.tag
         ([0, 1, 2], True, 4)
     """
@@ -51,7 +51,7 @@ class Messages(GroupBase):
     backend: str
 
     def recv_any(
-        self, src: int | None = ANY, tag: int = ANY, *, dtype: Any = None, timeout: float | None = None
+        self, src: int | None = ANY, tag: int = 0, *, dtype: Any = None, timeout: float | None = None
     ) -> Received:
         """Receive the next array from `src` with `tag`, whatever its length.
 

@@ -26,7 +26,8 @@ class PointToPoint(GroupBase):
 
     As src or dst, None is the null rank, like MPI_PROC_NULL: the operation is complete at once, and nothing is sent or
     received. So a rank at the edge of a grid needs no special case. A receive with rw.ANY as src or tag matches a
-    message from any rank or with any tag.
+    message from any rank or with any tag. Unless a call says otherwise, a tag is 0, and a receive or probe takes a
+    message from any rank.
     """
 
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
@@ -46,11 +47,11 @@ class PointToPoint(GroupBase):
 
     @overload
     def recv(
-        self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
+        self, x: np.ndarray[Any, D], src: int | None = ANY, tag: int = 0, *, dtype: Any = None
     ) -> np.ndarray[Any, D]: ...
     @overload
-    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any: ...
-    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
+    def recv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any: ...
+    def recv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any:
         """Receive from rank `src` into the array `x` and return it.
 
         The message must have that many elements of that dtype; `recv_any` receives one of unknown length.
@@ -100,11 +101,11 @@ class PointToPoint(GroupBase):
 
     @overload
     def irecv(
-        self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
+        self, x: np.ndarray[Any, D], src: int | None = ANY, tag: int = 0, *, dtype: Any = None
     ) -> ArrayWork[np.ndarray[Any, D]]: ...
     @overload
-    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> ArrayWork[Any]: ...
-    def irecv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
+    def irecv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> ArrayWork[Any]: ...
+    def irecv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any:
         """Start to receive, with the arguments of `recv`.
 
         x holds the message once the Work is done. If the Work was dropped, x holds the message after `close`, provided
@@ -134,7 +135,15 @@ class PointToPoint(GroupBase):
         return ArrayWork(inner, buffer.finish, self.pending, self, wanted, number)
 
     def sendrecv(
-        self, x: Any, dst: int | None, src: int | None, *, out: Any = None, tag: int = 0, async_op: bool = False
+        self,
+        x: Any,
+        dst: int | None,
+        src: int | None,
+        *,
+        out: Any = None,
+        tag: int = 0,
+        recv_tag: int | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Send `x` to rank `dst` and receive from rank `src` at the same time, so that no order can deadlock.
 
@@ -142,7 +151,8 @@ class PointToPoint(GroupBase):
             dst: None sends nothing.
             src: a rank or rw.ANY; None receives nothing, and `out` or a new array of zeros is returned.
             out: an array of any shape and dtype that receives the message. With out=x the array is exchanged in place.
-            tag: of both messages.
+            tag: of the message that is sent.
+            recv_tag: of the message that is received, by default `tag`; it may be rw.ANY.
 
         Returns:
             What was received, in a new array like x or in `out`.
@@ -151,7 +161,7 @@ class PointToPoint(GroupBase):
             >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
             True
         """
-        if not async_op and not self._kept:
+        if not async_op and not self._kept and recv_tag is None:
             found = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
             if found is not NotImplemented:
                 return found
@@ -162,15 +172,15 @@ class PointToPoint(GroupBase):
             into = target(x)  # its result is a number
         else:
             into = given.kind.empty(given.shape, given.dtype)
-        wanted = self._source(src)
-        self._check_receive(into, wanted, number)
+        wanted, recv_number = self._source(src), number if recv_tag is None else label(recv_tag, "recv_tag")
+        self._check_receive(into, wanted, recv_number)
         if given.device is None and given.overlaps(into):  # from a device, a copy on the host is sent
             room = buffers.scratch(given.shape, given.dtype)
             ctypes.memmove(room.ptr, given.ptr, given.nbytes)
             given = room
-        return self._exchange([(given, to, number)], [(into, out, wanted, number)], lambda got: got[0], async_op)
+        return self._exchange([(given, to, number)], [(into, out, wanted, recv_number)], lambda got: got[0], async_op)
 
-    def probe(self, src: int | None = ANY, tag: int = ANY, *, timeout: float | None = 0.0) -> Message | None:
+    def probe(self, src: int | None = ANY, tag: int = 0, *, timeout: float | None = 0.0) -> Message | None:
         """The first message from `src` with `tag` that has arrived and has not been received yet.
 
         Another thread may receive the message before this one does; `recv_any` finds and receives a message in one
@@ -187,7 +197,7 @@ class PointToPoint(GroupBase):
 
         Example:
             >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
-            >>> message = group.probe(src=group.rank, timeout=10)
+            >>> message = group.probe(tag=rw.ANY, timeout=10)
             >>> message.tag, message.count, message.dtype.name
             (9, 5, 'I64')
             >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()

@@ -43,7 +43,7 @@ def messages_from_any_rank(group: Group) -> None:
     if me == 0:
         seen = set()
         for _ in range(n):
-            message = group.probe(timeout=30.0)
+            message = group.probe(tag=ANY, timeout=30.0)
             assert message is not None
             assert message.tag == 10 + message.source
             work = group.irecv((message.count,), ANY, message.tag, dtype=message.dtype)
