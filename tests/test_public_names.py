@@ -158,7 +158,7 @@ def test_module_level_operations_are_the_groups() -> None:
 def test_help_shows_the_operations_with_their_parameters() -> None:
     whole, one = (pydoc.plain(pydoc.render_doc(thing)) for thing in (rankwise, rankwise.all_reduce))
     for text in (whole, one):
-        assert re.search(r"all_reduce\(x: .*, op: .* = 'sum', \*, async_op: .* = False\)", text)
+        assert re.search(r"all_reduce\(x: .*, op: .* = 'sum', \*, out: .* = None, async_op: .* = False\)", text)
         assert "Reduce `x` over the ranks, in place" in text
 
 

@@ -139,26 +139,41 @@ private:
 };
 
 // What a rank contributes to a reduction in x: the elements of another array, which go there first, or x's own.
-struct Contribution {
-    Contribution(const PlainArray& x, nb::handle given) : x_(x), other_(given, false), own_(given.is_none()) {}
-    bool fits() const { return own_ || (other_ && other_.dtype == x_.dtype && other_.count == x_.count); }
-    void put() const {
-        if (!own_) std::memmove(x_.data, other_.data, x_.bytes());
+class Contribution {
+public:
+    Contribution(const PlainArray& x, nb::handle given)
+        : other_(given, false), own_(given.is_none()),
+          fits_(own_ ||
+                (x && other_ && other_.dtype == x.dtype && other_.same_shape(x, 0, 0) && other_.apart_from(x))) {}
+    bool fits() const { return fits_; }
+    // Of a reduction that is only started: now, as its arrays are not to be touched any more.
+    void put_if_started(const PlainArray& x) {
+        if (!Starting::here || own_) return;
+        std::memcpy(x.data, other_.data, x.bytes());
+        is_put_ = true;
+    }
+    // Of any other: once what was started before has run.
+    Comm::Lock put_after_others(Comm& c, const PlainArray& x, const CallOptions& options) const {
+        if (own_ || is_put_) return {};
+        Comm::Lock lock = c.lock(options);
+        std::memcpy(x.data, other_.data, x.bytes());
+        return lock;
     }
 
 private:
-    const PlainArray& x_;
     const PlainArray other_;
-    const bool own_;
+    const bool own_, fits_;
+    bool is_put_ = false;
 };
 
 template <Rules rules> bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
     const PlainArray x(array, true);
-    const Contribution mine(x, given);
+    Contribution mine(x, given);
     const auto named = reduction<rules>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
-    mine.put();
+    mine.put_if_started(x);
     run(c, x.bytes(), described<rules>(x), array, [=, &c, reduce_op = *named](const CallOptions& options) {
+        const Comm::Lock lock = mine.put_after_others(c, x, options);
         c.all_reduce(x.data, x.count, DType(x.dtype), reduce_op, options);
     });
     return done<rules>(x);
@@ -168,12 +183,13 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
     const PlainArray x(array, dst == c.rank());
-    const Contribution mine(x, given);
+    Contribution mine(x, given);
     const auto named = reduction<Rules::Group>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
-    mine.put();
+    mine.put_if_started(x);
     run(c, x.bytes(), x.description(), dst == c.rank() ? array : nb::none(),
         [=, &c, reduce_op = *named](const CallOptions& options) {
+            const Comm::Lock lock = mine.put_after_others(c, x, options);
             c.reduce(x.data, x.count, DType(x.dtype), reduce_op, dst, options);
         });
     return dst != c.rank() || x.written();

@@ -99,6 +99,25 @@ def test_what_the_stream_does_before() -> None:
     run_ranks(ranks, N)
 
 
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_what_was_started_before(count: int) -> None:
+    """A blocking call reads x after an operation that was started before it, and writes it."""
+
+    def ranks(group: Group) -> None:
+        for _ in range(5):
+            x, out = np.full(count, float(group.rank == 0)), np.empty(count)
+            work = group.broadcast(x, async_op=True)
+            assert (group.all_reduce(x, out=out) == N).all()
+            work.wait()
+            x[:] = group.rank == 0
+            work = group.broadcast(x, async_op=True)
+            assert group.rank or (group.reduce(x, 0, out=out) == N).all()
+            assert group.rank == 0 or group.reduce(x, 0, out=out) is None
+            work.wait()
+
+    run_ranks(ranks, N)
+
+
 def test_bad_arguments_send_nothing() -> None:
     def ranks(group: Group) -> None:
         x = np.ones(4)
@@ -117,5 +136,7 @@ def test_bad_arguments_send_nothing() -> None:
                 group.reduce(x, group.rank, out=out)
             with pytest.raises(kind, match=text):
                 group.broadcast(x, group.rank, out=out)
+        with pytest.raises(TypeError, match="x: expected an array"):
+            group.all_reduce(None, out=np.empty(4))
 
     run_ranks(ranks, 2)

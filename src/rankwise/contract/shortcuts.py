@@ -51,8 +51,8 @@ class Shortcuts:
     """
 
     all_reduce_array: Callable[..., bool] = _not_done
-    """all_reduce_array(x, op, given=None): given: an array of x's dtype and length whose elements x gets first;
-    None: x's own are reduced.
+    """all_reduce_array(x, op, given=None): given: an array of x's dtype and shape, with memory of its own, whose
+    elements x gets first; None: x's own are reduced.
     """
 
     reduce_array: Callable[..., bool] = _not_done

@@ -116,6 +116,8 @@ class Collectives(GroupBase):
                 return x
             if not async_op and (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
                 return found
+        elif not async_op and x is not None and self._shortcuts.all_reduce_array(out, op, x):
+            return out
         buffer = in_place(x, out)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
@@ -201,7 +203,12 @@ class Collectives(GroupBase):
             if not async_op and (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
                 return found
         dst = self._rank(dst, "dst")
-        buffer = in_place(x, out) if dst == self.rank else source(x)
+        here = dst == self.rank
+        if not (out is None or async_op or x is None):
+            to, given = (out, x) if here else (x, None)
+            if self._shortcuts.reduce_array(to, dst, op, given):
+                return out if here else None
+        buffer = in_place(x, out) if here else source(x)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, dst), buffer, async_op)
