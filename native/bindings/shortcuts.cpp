@@ -138,7 +138,7 @@ private:
     bool is_new_ = false;
 };
 
-// What a rank contributes to a reduction in x: the elements of another array, which go there first, or x's own.
+// What a rank contributes to an operation in x: the elements of another array, which go there first, or x's own.
 class Contribution {
 public:
     Contribution(const PlainArray& x, nb::handle given)
@@ -146,7 +146,7 @@ public:
           fits_(own_ ||
                 (x && other_ && other_.dtype == x.dtype && other_.same_shape(x, 0, 0) && other_.apart_from(x))) {}
     bool fits() const { return fits_; }
-    // Of a reduction that is only started: now, as its arrays are not to be touched any more.
+    // Of an operation that is only started: now, as its arrays are not to be touched any more.
     void put_if_started(const PlainArray& x) {
         if (!Starting::here || own_) return;
         std::memcpy(x.data, other_.data, x.bytes());
@@ -195,13 +195,18 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
     return dst != c.rank() || x.written();
 }
 
-template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from) {
+// given: as in a reduction, on src.
+template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from, nb::handle given) {
     const int src = rank_or_tag(from, c.world_size());
     const PlainArray x(array, true);
-    if (!x || src < 0) return false;
-    run(c, x.bytes(), described<rules>(x), array,
-        [=, &c](const CallOptions& options) { c.broadcast(x.data, x.count, DType(x.dtype), src, options); });
-    return src == c.rank() || done<rules>(x);
+    Contribution mine(x, src == c.rank() ? given : nb::handle(Py_None));
+    if (!x || src < 0 || !mine.fits()) return false;
+    mine.put_if_started(x);
+    run(c, x.bytes(), described<rules>(x), array, [=, &c](const CallOptions& options) {
+        const Comm::Lock lock = mine.put_after_others(c, x, options);
+        c.broadcast(x.data, x.count, DType(x.dtype), src, options);
+    });
+    return (src == c.rank() && given.is_none()) || done<rules>(x);
 }
 
 // A number of Python's, as an array without axes.
@@ -526,7 +531,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
     const auto given = nb::arg("given").none() = nb::none();
     comm.def("all_reduce_array", &all_reduce<Rules::Group>, x, op, given)
         .def("reduce_array", &reduce, x, dst, op, given)
-        .def("broadcast_array", &broadcast<Rules::Group>, x, src)
+        .def("broadcast_array", &broadcast<Rules::Group>, x, src, given)
         .def("all_reduce_number", result_of(&all_reduce_number), x, op)
         .def("reduce_number", result_of(&reduce_number), x, dst, op)
         .def("broadcast_number", result_of(&broadcast_number), x, src)
@@ -546,7 +551,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("start_barrier", starter(&barrier))
         .def("start_all_reduce_array", starter(&all_reduce<Rules::Group>), group, x, op, given)
         .def("start_reduce_array", starter(&reduce), group, x, dst, op, given)
-        .def("start_broadcast_array", starter(&broadcast<Rules::Group>), group, x, src)
+        .def("start_broadcast_array", starter(&broadcast<Rules::Group>), group, x, src, given)
         .def("start_all_gather_result", starter(&all_gather<Gathered, Rules::Group>), group, x, out)
         .def("start_gather_result", starter(&gather<Gathered, Rules::Group>), group, x, dst, out)
         .def("start_reduce_scatter_result", starter(&reduce_scatter<OnePart, Rules::Group>), group, x, op, out)

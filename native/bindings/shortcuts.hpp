@@ -12,7 +12,7 @@ void bind_torch_calls(nb::module_& m, nb::class_<rankwise::Comm>& comm);
 struct TorchShortcuts {
     using Handle = nb::handle;
     bool (*all_reduce)(rankwise::Comm&, Handle x, Handle op, Handle given);
-    bool (*broadcast)(rankwise::Comm&, Handle x, Handle src);
+    bool (*broadcast)(rankwise::Comm&, Handle x, Handle src, Handle given);
     nb::object (*all_gather)(rankwise::Comm&, Handle x, Handle out);                 // x may be its part of `out`
     nb::object (*reduce_scatter)(rankwise::Comm&, Handle x, Handle op, Handle out);  // `out` may be its part of x
     nb::object (*all_to_all)(rankwise::Comm&, Handle x, Handle out);

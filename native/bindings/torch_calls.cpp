@@ -60,7 +60,7 @@ public:
         const nb::object x = only(tensors);
         const auto call = [&] {
             const nb::object src = attribute(opts, names.root_rank);
-            return src.is_valid() && torch_shortcuts.broadcast(*comm_, x, src);
+            return src.is_valid() && torch_shortcuts.broadcast(*comm_, x, src, nb::none());
         };
         return x.is_valid() ? make("broadcast", opts, x, call, tensors, opts, timeout, root)
                             : general("broadcast", tensors, opts, timeout, root);

@@ -114,6 +114,9 @@ def test_what_was_started_before(count: int) -> None:
             assert group.rank or (group.reduce(x, 0, out=out) == N).all()
             assert group.rank == 0 or group.reduce(x, 0, out=out) is None
             work.wait()
+            work = group.all_reduce(x, "max", async_op=True)
+            assert (group.broadcast(x, 1, out=out) == 1).all()
+            work.wait()
 
     run_ranks(ranks, N)
 
@@ -138,5 +141,7 @@ def test_bad_arguments_send_nothing() -> None:
                 group.broadcast(x, group.rank, out=out)
         with pytest.raises(TypeError, match="x: expected an array"):
             group.all_reduce(None, out=np.empty(4))
+        with pytest.raises(TypeError, match="x: expected an array"):
+            group.broadcast(None, group.rank, out=np.empty(4))
 
     run_ranks(ranks, 2)

@@ -59,7 +59,7 @@ class Shortcuts:
     """reduce_array(x, dst, op, given=None): likewise. given: on dst."""
 
     broadcast_array: Callable[..., bool] = _not_done
-    """broadcast_array(x, src)"""
+    """broadcast_array(x, src, given=None): likewise. given: on src."""
 
     all_reduce_number: Callable[..., Any] = _not_taken
     """all_reduce_number(x, op): returns the result of a number of Python's. The next two likewise."""

@@ -154,6 +154,8 @@ class Collectives(GroupBase):
                 return x
             if not async_op and (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
                 return found
+        elif not async_op and (x is not None or src != self.rank) and self._shortcuts.broadcast_array(out, src, x):
+            return out
         src = self._rank(src, "src")
         if out is None:
             buffer = source(x) if src == self.rank else target(x)
