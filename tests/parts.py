@@ -42,7 +42,7 @@ class Part:
 
 BUILDS = {
     "tsan": "-DRANKWISE_SANITIZE=thread",
-    "asan": "-DRANKWISE_SANITIZE=address",
+    "asan": "-DRANKWISE_SANITIZE=address,undefined",
     "poison": "-DRANKWISE_POISON=ON -DRANKWISE_PYTHON=ON -DPython_EXECUTABLE={bin}/python",
 }
 """Options of CMake, by the build's folder in build/."""
@@ -97,7 +97,7 @@ PARTS = {
         "the largest cases of the models: half a minute", (model("the largest cases of the models", "--large"),), ()
     ),
     "sanitizers": Part(
-        "the core with ThreadSanitizer and AddressSanitizer, on every number of ranks",
+        "the core with ThreadSanitizer, and with AddressSanitizer and UBSan, on every number of ranks",
         (native("tsan"), native("asan")),
         (".native",),
         ("tsan", "asan"),

@@ -1,4 +1,8 @@
 // Tests sends and receives at the same time, in exact and shorter messages, and what becomes of them after an error.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "ranks.hpp"
 
 using namespace rankwise;
@@ -94,15 +98,23 @@ int main() {
             ranks::run(n, every_kind, 60, settings);
         }
     // A rank that leaves: the receive from it fails; but a message that did not fit is what the program learns.
-    for (bool fits : {true, false})
-        ranks::run(3, [=](Comm& c) {
+    for (bool fits : {true, false}) {
+        std::atomic<int> ready{0};
+        ranks::run(3, [fits, &ready](Comm& c) {
             int64_t x[2] = {1, 2};
-            if (c.rank() == 0) return c.close(1), void();
+            if (c.rank() == 0) {  // the others notice it only when their messages have arrived
+                while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                c.close(1);
+                return;
+            }
+            ++ready;
             const int other = 3 - c.rank();
             const Transfer sends{x, fits ? 2u : 1u, DType::I64, other, 0};
             const Transfer receives[] = {{x, 2, DType::I64, other, 0}, {x, 2, DType::I64, 0, 0}};
             CHECK_EQ(ranks::thrown([&] { c.messages().exchange({&sends, 1}, receives); }),
                      fits ? "PeerLost" : "Mismatch");
         });
+    }
     return check::result();
 }

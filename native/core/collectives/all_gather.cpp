@@ -41,7 +41,7 @@ void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const B
         t, rounds_of(largest, piece), std::min(largest, piece), true, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
+            copy_bytes(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);
@@ -70,7 +70,7 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
             return t.finish(step, Started::kAll, [=, &s] {
                 s.await_all(step);
                 for (int p = 0; p < s.n; ++p)
-                    if (p != s.rank) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+                    if (p != s.rank) copy_bytes(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
                 copy_own_block(s, own, send, mine, 0);
             });
         }

@@ -14,7 +14,7 @@ static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, 
         s.await_all(step);
         for (int from = 0; from < s.n; ++from) {
             const uint8_t* there = from == s.rank ? send : s.payload(from, step);
-            if (block) std::memcpy(recv + block * size_t(from), there + block * size_t(s.rank), block);
+            copy_bytes(recv + block * size_t(from), there + block * size_t(s.rank), block);
         }
     });
 }
@@ -45,8 +45,8 @@ static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, 
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, out.size(to));
-                std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset,
-                            p.bytes);
+                copy_bytes(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset,
+                           p.bytes);
             }
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {

@@ -27,11 +27,11 @@ uint64_t post_blocks(StepRing& s, const uint8_t* send, const Counts& counts, con
     const bool fits = header.fits(table);
     if (!fits) s.await_free(position);
     uint8_t* const place = fits ? header.data : s.slot(s.rank, position);
-    std::memcpy(place, counts.data(), table);
+    copy_bytes(place, counts.data(), table);
     if (header.is_short() && header.total) {
         const size_t before = out.offset(s.rank), after = before + out.size(s.rank);
-        if (before) std::memcpy(place + table, send, before);
-        if (out.total() > after) std::memcpy(place + table + before, send + after, out.total() - after);
+        copy_bytes(place + table, send, before);
+        if (out.total() > after) copy_bytes(place + table + before, send + after, out.total() - after);
     }
     return s.post(&header, offsetof(BlocksHeader, data) + (fits ? header.with(table) : 0));
 }
@@ -44,7 +44,7 @@ struct Learnt {
         const size_t table = size_t(s.n) * sizeof(uint64_t);
         for (int from = 0; from < s.n; ++from) {
             BlocksHeader header;
-            std::memcpy(&header, s.payload(from, step), sizeof header);
+            copy_bytes(&header, s.payload(from, step), sizeof header);
             largest = std::max(largest, header.largest);
             all_short = all_short && header.is_short();
             if (from == s.rank) continue;
@@ -53,7 +53,7 @@ struct Learnt {
             size_t begin = 0, before = 0;  // of this rank's block in all blocks, and in those to other ranks
             for (int to = 0; to <= s.rank; ++to) {
                 uint64_t count;
-                std::memcpy(&count, place + size_t(to) * sizeof count, sizeof count);
+                copy_bytes(&count, place + size_t(to) * sizeof count, sizeof count);
                 const size_t bytes = checked_bytes(count, item);
                 if (to == s.rank) {
                     receives[size_t(from)] = count;
@@ -90,7 +90,7 @@ void all_to_all_sized(Transport& t, const uint8_t* send, const Counts& counts, s
     if (!learnt.all_short) return all_to_all_uneven(t, send, to, out, in, learnt.largest, learnt.begins);
     for (int from = 0; from < s.n; ++from)
         if (from != s.rank && in.size(from))
-            std::memcpy(to + in.offset(from), learnt.short_blocks[size_t(from)], in.size(from));
+            copy_bytes(to + in.offset(from), learnt.short_blocks[size_t(from)], in.size(from));
     if (out.size(s.rank))
         copy_own_block(s, to + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank), in.total());
 }

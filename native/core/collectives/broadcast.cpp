@@ -28,7 +28,7 @@ static void broadcast_staged(Transport& t, uint8_t* data, size_t bytes, int root
         t, rounds, std::min(bytes, piece), from_me, root,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            std::memcpy(s.slot(root, position), data + p.offset, p.bytes);
+            copy_bytes(s.slot(root, position), data + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;
@@ -51,7 +51,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
             if (from_me) return;
             return t.finish(step, root, [=, &s] {
                 s.await_sender(root, step);
-                std::memcpy(data, s.payload(root, step), bytes);
+                copy_bytes(data, s.payload(root, step), bytes);
             });
         }
         case Algorithm::Registered:

@@ -5,6 +5,7 @@
 #pragma once
 #include <functional>
 
+#include "base/copy.hpp"
 #include "collectives/blocks.hpp"
 #include "collectives/tuning.hpp"
 #include "kernels/kernels.hpp"

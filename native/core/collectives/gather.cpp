@@ -40,7 +40,7 @@ static void gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, cons
         t, rounds_of(largest, piece), std::min(largest, piece), !to_me, to_me ? Started::kAll : t.rank,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            std::memcpy(s.slot(s.rank, position), send + p.offset, p.bytes);
+            copy_bytes(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;
@@ -68,7 +68,7 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
                 s.await_senders(step);
                 copy_own_block(s, recv + blocks.offset(root), send, mine, 0);
                 for (int p = 0; p < s.n; ++p)
-                    if (p != root) std::memcpy(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
+                    if (p != root) copy_bytes(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));
             });
         }
         case Algorithm::Registered:

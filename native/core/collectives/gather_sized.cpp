@@ -23,10 +23,10 @@ uint64_t post_block(StepRing& s, const uint8_t* block, uint64_t count, size_t by
     BlockHeader header{count, {}};
     const bool fits = BlockHeader::fits(bytes);
     if (fits && bytes) {
-        std::memcpy(header.data, block, bytes);
+        copy_bytes(header.data, block, bytes);
     } else if (!fits && bytes <= tuning::kShortBlock) {
         s.await_free(position);
-        std::memcpy(s.slot(s.rank, position), block, bytes);
+        copy_bytes(s.slot(s.rank, position), block, bytes);
     }
     return s.post(&header, sizeof header.count + (fits ? bytes : 0));
 }
@@ -35,7 +35,7 @@ uint64_t post_block(StepRing& s, const uint8_t* block, uint64_t count, size_t by
 Counts counts_at(const StepRing& s, uint64_t step, uint64_t own) {
     Counts counts(size_t(s.n), own);
     for (int from = 0; from < s.n; ++from)
-        if (from != s.rank) std::memcpy(&counts[size_t(from)], s.payload(from, step), sizeof own);
+        if (from != s.rank) copy_bytes(&counts[size_t(from)], s.payload(from, step), sizeof own);
     return counts;
 }
 
@@ -43,7 +43,7 @@ Counts counts_at(const StepRing& s, uint64_t step, uint64_t own) {
 void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, uint8_t* to, size_t bytes) {
     const uint8_t* const block =
         BlockHeader::fits(bytes) ? s.payload(from, step) + offsetof(BlockHeader, data) : s.slot(from, position);
-    if (bytes) std::memcpy(to, block, bytes);
+    copy_bytes(to, block, bytes);
 }
 
 // The message that a long block is.

@@ -60,7 +60,7 @@ void reduce_registered(Transport& t, const RegisteredBuffers& data, size_t bytes
         for (int i = 1; i < t.n; ++i) {
             const int to = (t.rank + i) % t.n;
             // Its lines were read a moment ago: non-temporal stores would be slower, at any size.
-            if (root < 0 || to == root) std::memcpy(data.of[to] + at, result, length);
+            if (root < 0 || to == root) copy_bytes(data.of[to] + at, result, length);
         }
     }
 }

@@ -38,8 +38,8 @@ static void scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, con
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
-                std::memcpy(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset,
-                            p.bytes);
+                copy_bytes(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset,
+                           p.bytes);
             }
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
@@ -66,7 +66,7 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
             if (from_me) return copy_own_block(s, recv, send + blocks.offset(s.rank), mine, 0);
             return t.finish(step, root, [=, &s, offset = blocks.offset(s.rank)] {
                 s.await_sender(root, step);
-                if (mine) std::memcpy(recv, s.payload(root, step) + offset, mine);
+                copy_bytes(recv, s.payload(root, step) + offset, mine);
             });
         }
         case Algorithm::Registered:

@@ -26,7 +26,7 @@ Algorithm algorithm_of(const Transport& t, const ArrayHeader& header, size_t par
     s.await_free(position);
     for (int to = 0; to < s.n; ++to)
         if (to != s.rank)
-            std::memcpy(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
+            copy_bytes(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
     s.post(&header, header.used());
     s.release(position);
 }
@@ -34,7 +34,7 @@ Algorithm algorithm_of(const Transport& t, const ArrayHeader& header, size_t par
 [[gnu::noinline]] void read_part(StepRing& s, const PartBuffer& part_buffer, size_t part, int root) {
     const DividedSlot divided(s, part);
     const uint64_t position = s.reserve(divided.bytes);  // before part_buffer, which may throw
-    std::memcpy(part_buffer(part), s.slot(root, position) + divided.offset(root, s.rank), part);
+    copy_bytes(part_buffer(part), s.slot(root, position) + divided.offset(root, s.rank), part);
     s.release(position);
 }
 
@@ -44,7 +44,7 @@ bool send_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint
     const Algorithm algorithm = algorithm_of(t, header, part);
     if (algorithm == Algorithm::Inline) {
         const size_t total = part * size_t(s.n);
-        if (total) std::memcpy(reinterpret_cast<uint8_t*>(&header) + used, send, total);
+        copy_bytes(reinterpret_cast<uint8_t*>(&header) + used, send, total);
         s.post(&header, used + total);
     } else if (algorithm == Algorithm::Staged && s.n > 1) {
         write_parts(s, header, send, part);
@@ -64,13 +64,13 @@ bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, u
     if (s.rank == root) return send_described(t, header, send, recv, root);
     const uint64_t step = s.post();
     s.await_sender(root, step);
-    std::memcpy(&header, s.payload(root, step), sizeof header);
+    copy_bytes(&header, s.payload(root, step), sizeof header);
     if (header.dtype < 0 || header.dtype >= kDTypes) t.failures.overwritten("a slot header", root);
     const size_t part = part_of(s, header);
     switch (algorithm_of(t, header, part)) {
     case Algorithm::Inline: {
         uint8_t* to = part_buffer(part);
-        if (part) std::memcpy(to, s.payload(root, step) + header.used() + size_t(s.rank) * part, part);
+        copy_bytes(to, s.payload(root, step) + header.used() + size_t(s.rank) * part, part);
         return true;
     }
     case Algorithm::Staged: return read_part(s, part_buffer, part, root), true;

@@ -31,9 +31,9 @@ struct Sent {
 };
 
 void put(const Sent& sent, uint8_t* to, const Division& division, const uint8_t* blocks) {
-    std::memcpy(to, division.counts.data(), sent.counts);
-    if (sent.table > sent.counts) std::memcpy(to + sent.counts, division.words.data(), sent.table - sent.counts);
-    if (sent.bytes > sent.table) std::memcpy(to + sent.table, blocks, sent.bytes - sent.table);
+    copy_bytes(to, division.counts.data(), sent.counts);
+    if (sent.table > sent.counts) copy_bytes(to + sent.counts, division.words.data(), sent.table - sent.counts);
+    if (sent.bytes > sent.table) copy_bytes(to + sent.table, blocks, sent.bytes - sent.table);
 }
 
 size_t offset_of(const Division& division, int rank) {
@@ -44,7 +44,7 @@ size_t offset_of(const Division& division, int rank) {
 void send_sized(StepRing& s, const Sent& sent, const DivisionHeader& header, const Division& division,
                 const uint8_t* blocks) {
     uint8_t payload[kInline];
-    std::memcpy(payload, &header, sizeof header);
+    copy_bytes(payload, &header, sizeof header);
     if (sent.in_header) {
         put(sent, payload + sizeof header, division, blocks);
         s.post(payload, sizeof header + sent.bytes);
@@ -63,11 +63,11 @@ uint8_t* receive_sized(StepRing& s, const Sent& sent, uint64_t step, Division& d
     const uint64_t position = sent.in_header ? 0 : s.reserve(sent.bytes);
     const uint8_t* const from =
         sent.in_header ? s.payload(root, step) + sizeof(DivisionHeader) : s.slot(root, position);
-    std::memcpy(division.counts.data(), from, sent.counts);
-    if (sent.table > sent.counts) std::memcpy(division.words.data(), from + sent.counts, sent.table - sent.counts);
+    copy_bytes(division.counts.data(), from, sent.counts);
+    if (sent.table > sent.counts) copy_bytes(division.words.data(), from + sent.counts, sent.table - sent.counts);
     const size_t mine = checked_bytes(division.counts[size_t(s.rank)], division.item);
     uint8_t* const to = part_buffer(mine);
-    if (sent.blocks && mine) std::memcpy(to, from + sent.table + offset_of(division, s.rank), mine);
+    if (sent.blocks && mine) copy_bytes(to, from + sent.table + offset_of(division, s.rank), mine);
     if (!sent.in_header) s.release(position);
     return to;
 }
@@ -82,7 +82,7 @@ void scatter_sized(Transport& t, Division& division, const uint8_t* blocks, cons
     if (!from_me) {
         step = s.post();
         s.await_sender(root, step);
-        std::memcpy(&header, s.payload(root, step), sizeof header);
+        copy_bytes(&header, s.payload(root, step), sizeof header);
         if (header.words > s.slot_bytes() / kWord - size_t(s.n)) t.failures.overwritten("a slot header", root);
         division.item = header.item;
         division.counts.resize(size_t(s.n));

@@ -1,3 +1,4 @@
+#include "base/copy.hpp"
 #include "kernels/strided.hpp"
 
 #include <algorithm>
@@ -49,8 +50,8 @@ void copy_axis(int n, uint8_t* const* packed, uint8_t* const* data, size_t packe
     for (int64_t i = 0; i < length; ++i, packed_at += bytes, data_at += stride)
         for (int block = 0; block < n; ++block) {
             uint8_t *const there = packed[block] + packed_at, *const here = data[block] + data_at;
-            if (packs) std::memcpy(there, here, bytes);
-            else std::memcpy(here, there, bytes);
+            if (packs) copy_bytes(there, here, bytes);
+            else copy_bytes(here, there, bytes);
         }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/copy.hpp"
 #include "base/mix.hpp"
 #include "memory/group_segment.hpp"
 
@@ -120,13 +121,13 @@ struct Channel {
     }
     void put(uint64_t at, const void* data, uint64_t bytes) {
         const uint64_t start = place(at), head = std::min(bytes, capacity - start);
-        std::memcpy(ring + start, data, head);
-        std::memcpy(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
+        copy_bytes(ring + start, data, head);
+        copy_bytes(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
     }
     void get(uint64_t at, void* data, uint64_t bytes) const {
         const uint64_t start = place(at), head = std::min(bytes, capacity - start);
-        std::memcpy(data, ring + start, head);
-        std::memcpy(static_cast<uint8_t*>(data) + head, ring, bytes - head);
+        copy_bytes(data, ring + start, head);
+        copy_bytes(static_cast<uint8_t*>(data) + head, ring, bytes - head);
     }
 };
 

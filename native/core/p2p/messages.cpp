@@ -66,7 +66,10 @@ Channel* Messages::channel(int from, int to, bool make) {
 // Null if no channel can be there.
 Channel* Messages::channel_at(uint64_t offset) const {
     Channel* const c = segment_->at<Channel>(offset);
-    return segment_->contains(c, sizeof(Channel)) && c->capacity == tuning::ring_bytes(n_) ? c : nullptr;
+    return offset % alignof(Channel) == 0 && segment_->contains(c, sizeof(Channel)) &&
+                   c->capacity == tuning::ring_bytes(n_)
+               ? c
+               : nullptr;
 }
 
 void Messages::overwritten(const char* what, int from, int to) {
