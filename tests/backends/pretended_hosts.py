@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import sys
 import traceback
@@ -51,10 +52,18 @@ class PretendedHosts:
 
     def values(self, dead: Container[int] = ()) -> dict[int, Any]:
         """What each rank yields next, except the ranks in `dead`."""
-        lines = {rank: source.readline() for rank, source in enumerate(self._from) if rank not in dead}
-        if failed := [rank for rank, line in lines.items() if not line]:
-            raise RankFailed(f"ranks {failed}")
-        return {rank: json.loads(line) for rank, line in lines.items()}
+        lines: dict[int, str] = {}
+        with selectors.DefaultSelector() as waiting:
+            for rank, source in enumerate(self._from):
+                if rank not in dead:
+                    waiting.register(source, selectors.EVENT_READ, rank)
+            while waiting.get_map():  # the first that fails is the one to name: the others may wait for it
+                for key, _ in waiting.select():
+                    lines[key.data] = self._from[key.data].readline()
+                    waiting.unregister(key.fileobj)
+                    if not lines[key.data]:
+                        raise RankFailed(f"rank {key.data}")
+        return {rank: json.loads(lines[rank]) for rank in sorted(lines)}
 
     def go_on(self) -> None:
         """Let the ranks continue after their last `yield`."""
