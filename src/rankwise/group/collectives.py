@@ -87,14 +87,14 @@ class Collectives(GroupBase):
         Args:
             op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", "minloc" or "maxloc"; a
                 ReduceOp; an op of torch or mpi4py; or an associative function of two arrays that returns an array of
-                the same shape and dtype. Type checkers accept a name that is computed at run time as
-                `rw.ReduceOp[name]`, with the names SUM, PROD, MIN, ...
+                the same shape and dtype. For a name that is computed at run time, type
+                checkers accept `rw.ReduceOp[name]`, where name is "SUM", "PROD", "MIN", ...
             out: an array of x's shape and dtype for the result; x keeps its content.
 
         Returns:
-            x or `out`, or for a number without `out` a new number. For "minloc" and "maxloc" a pair: that array, which
-            holds the extreme values, and the lowest rank that has each of them, an int64 array of x's shape; for a
-            number, two numbers.
+            x or `out`, or for a number without `out` a new number. For "minloc" and "maxloc" a pair: the extreme
+            values, in x or `out`, and an int64 array of x's shape with the lowest rank that has each; for a number, two
+            numbers.
 
         Example:
             >>> group.all_reduce(np.array([1.0, group.rank])).tolist()
@@ -136,7 +136,7 @@ class Collectives(GroupBase):
     @overload
     def broadcast(self, x: Any, src: int = 0, *, out: Any = None, async_op: bool) -> Any: ...
     def broadcast(self, x: Any, src: int = 0, *, out: Any = None, async_op: bool = False) -> Any:
-        """Copy rank `src`'s `x` into every rank's x, or `out`, and return it.
+        """Copy rank `src`'s `x` into every rank's x or `out`, and return that (for a number without `out`, a new one).
 
         Args:
             out: an array of the shape and dtype of src's x. x is then used on src only; elsewhere it may be None.
@@ -183,14 +183,14 @@ class Collectives(GroupBase):
     @overload
     def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, out: Any = None, async_op: bool) -> Any: ...
     def reduce(self, x: Any, dst: int = 0, op: Op | Located = "sum", *, out: Any = None, async_op: bool = False) -> Any:
-        """Reduce `x` over the ranks, in place on rank `dst`, or there into `out`.
+        """Reduce `x` over the ranks; only rank `dst` gets the result, in its x or in `out`.
 
         Args:
             op: as for all_reduce.
             out: as for all_reduce; unused except on dst.
 
         Returns:
-            x or `out` on rank `dst`, and None elsewhere, where x is unchanged.
+            As all_reduce on rank `dst`; None elsewhere, where x is unchanged.
 
         Example:
             >>> total = group.reduce(np.ones(2), dst=1)

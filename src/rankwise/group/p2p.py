@@ -26,8 +26,8 @@ class PointToPoint(GroupBase):
 
     As src or dst, None is the null rank, like MPI_PROC_NULL: the operation is complete at once, and nothing is sent or
     received. So a rank at the edge of a grid needs no special case. A receive with rw.ANY as src or tag matches a
-    message from any rank or with any tag. Unless a call says otherwise, a tag is 0, and a receive or probe takes a
-    message from any rank.
+    message from any rank or with any tag. By default, a tag is 0, and recv, irecv and probe take a message from any
+    rank.
     """
 
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
@@ -58,9 +58,9 @@ class PointToPoint(GroupBase):
 
         Args:
             x: the array, or a shape, a tuple of ints, for a new array.
-            src: a rank or rw.ANY; the Work of `irecv` then has the message's source. From the null rank, the array x is
-                returned unchanged, and for a shape a new array of zeros.
-            tag: the message's, or rw.ANY; the Work of `irecv` then has the message's tag.
+            src: a rank or rw.ANY; then the Work of `irecv` has the message's source, which recv does not tell. From the
+                null rank, the array x is returned unchanged, and for a shape a new array of zeros.
+            tag: the message's, or rw.ANY; then the Work of `irecv` has the message's tag.
             dtype: of the new array, by default float64; a torch dtype gives a tensor.
 
         Example:
@@ -145,12 +145,13 @@ class PointToPoint(GroupBase):
         recv_tag: int | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Send `x` to rank `dst` and receive from rank `src` at the same time, so that no order can deadlock.
+        """Send `x` to rank `dst` and receive from rank `src` at the same time, so that ranks in a ring cannot deadlock.
 
         Args:
             dst: None sends nothing.
             src: a rank or rw.ANY; None receives nothing, and `out` or a new array of zeros is returned.
-            out: an array of any shape and dtype that receives the message. With out=x the array is exchanged in place.
+            out: an array of the message's length and dtype, which may be others than x's. With out=x the array is
+                exchanged in place.
             tag: of the message that is sent.
             recv_tag: of the message that is received, by default `tag`; it may be rw.ANY.
 
@@ -181,7 +182,7 @@ class PointToPoint(GroupBase):
         return self._exchange([(given, to, number)], [(into, out, wanted, recv_number)], lambda got: got[0], async_op)
 
     def probe(self, src: int | None = ANY, tag: int = 0, *, timeout: float | None = 0.0) -> Message | None:
-        """The first message from `src` with `tag` that has arrived and has not been received yet.
+        """The first message from `src` with `tag` that has not been received yet.
 
         Another thread may receive the message before this one does; `recv_any` finds and receives a message in one
         step.
@@ -193,7 +194,7 @@ class PointToPoint(GroupBase):
             Message(source, tag, count, dtype), or None if no message arrives in time; from the null rank, None at once.
 
         Raises:
-            PeerLostError: the sender leaves the group meanwhile, so that no message can arrive any more, as in `recv`.
+            PeerLostError: the sender has left the group, so that no message can arrive; `recv` raises it too.
 
         Example:
             >>> sending = group.isend(np.arange(5), dst=group.rank, tag=9)
