@@ -104,7 +104,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     const GroupMemory::Use lease = memory_->lease();
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
-    bool moved = false;
+    bool moved = false, soon = true;
     int peer = kAny;  // the request's; kAny may become a rank
     auto try_once = [&] {
         const auto lock = lock_requests(options);
@@ -112,13 +112,15 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         moved = progress();
         if (request) peer = request->peer_;
         if (done()) return true;
-        if (request && request->sends_) take_offers(peer);  // that rank may wait in a send in turn
+        // The receiver may wait in a send in turn: to this rank, or, if this lasts, in a ring of ranks.
+        if (request && request->sends_) take_offers(soon ? peer : kAny);
         return false;
     };
     for (int i = policy_.first_polls; i >= 0; --i) {
         if (try_once()) return true;
         cpu_relax();
     }
+    soon = false;
     options.before_waiting();
     Waiter waiter(timeout, transport_.program);
     Foreground foreground(*this, request);
