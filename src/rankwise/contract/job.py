@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Job:
     secret                        bytes that only the ranks of this job know, or b"" if the launcher sets none
     master                        host and port of a store where the ranks can meet (MASTER_ADDR, MASTER_PORT), or None
     master_serves                 whether the launcher serves that store, as torchrun does; otherwise rank 0 must
+    listener                      of rank 0, if it serves that store: a socket that listens there already, or None
     segment_fd                    descriptor of the shared memory of this host's ranks if they inherited it, else None;
                                   local_rank is this rank's number there
     tuning                        the tuning file that the program names; None: RANKWISE_TUNING decides
@@ -33,6 +38,7 @@ class Job:
     segment_fd: int | None = None
     master: tuple[str, int] | None = None
     master_serves: bool = False
+    listener: socket.socket | None = field(default=None, repr=False)
     restart: int = 0
     node: int | None = None
     tuning: str | None = None

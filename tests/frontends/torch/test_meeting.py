@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,30 @@ def test_a_host_without_an_address_raises_on_every_rank(tmp_path: Path) -> None:
                 meeting.meet(store, group.rank, 3, LIMIT)
 
     run_ranks(ranks, 3, backend="shm")
+
+
+def test_nobody_takes_the_port_of_the_ranks_store(tmp_path: Path) -> None:
+    """Between hosts, the ranks meet at a store of rank 0, whose port they learn before it serves there."""
+
+    def ranks(group: Any) -> int:
+        from rankwise.frontends.torch import meeting
+
+        connect = meeting.connect
+
+        def connect_late(job: Any, *rest: Any) -> Any:
+            if group.rank == 0:
+                with pytest.raises(OSError, match="Address already in use"):
+                    socket.create_server(("", job.master[1]))
+            return connect(job, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(meeting.locality, "locality", lambda: {"host": f"host {group.rank}"})
+            patch.setattr(meeting, "_address", lambda: "127.0.0.1")
+            patch.setattr(meeting, "_fits", lambda *given: False)  # they are not the ranks of a launcher
+            patch.setattr(meeting, "connect", connect_late)
+            return meet_and_add(dist.FileStore(str(tmp_path / "store"), 2), group.rank, 2)
+
+    assert run_ranks(ranks, 2, backend="shm") == [0x101] * 2
 
 
 def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: b
     serves = job.rank == 0 and not job.master_serves
     with _lock:
         if master not in _stores:
-            now = partial(_reached, master, timeout, serves)
+            now = partial(_reached, master, timeout, serves, job.listener)
             _stores[master] = OnFirstUse(now if serves or leads else partial(_known, master, timeout))
         _openings[master] += 1
         connection, number = _stores[master], _openings[master]
@@ -191,14 +191,15 @@ def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: b
     return store
 
 
-def _reached(master: tuple[str, int], timeout: float, serves: bool) -> TCPStore:
-    """A connection to the store, which may not have started yet."""
+def _reached(master: tuple[str, int], timeout: float, serves: bool, listener: socket.socket | None = None) -> TCPStore:
+    """A connection to the store, which may not have started yet. listener: as in Job; it becomes the store's."""
     from torch._C._distributed_c10d import TCPStore
 
     try:
         if serves:
             limit = timedelta(seconds=timeout)
-            return TCPStore(*master, None, True, limit, wait_for_workers=False, multi_tenant=True)
+            fd = None if listener is None else listener.detach()
+            return TCPStore(*master, None, True, limit, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd)
         return _known(master, timeout, started=False)
     except (ConnectionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]

@@ -16,6 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from torch.distributed import Store
@@ -70,9 +71,11 @@ def meet(
     settings = Settings.read()
     end, late = time.monotonic() + timeout, ranks_late(timeout)
     own = TorchStore(lambda: store)
+    listener: socket.socket | None = None
 
     def decide(localities: list[bytes]) -> bytes:
         """The plan. Raises MemoryError or BackendUnavailable if there can be no group."""
+        nonlocal listener
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16))
         fits = _fits(settings, rank, size)
         try:
@@ -84,7 +87,8 @@ def meet(
         elif len(set(localities)) == 1:
             plan = replace(plan, inherited=fits and settings.local_world_size in (None, size))
         else:
-            plan = replace(plan, backend=SEVERAL_HOSTS, host=_address(), port=_free_port(), inherited=fits)
+            host, listener = _address(), _listener()
+            plan = replace(plan, backend=SEVERAL_HOSTS, host=host, port=listener.getsockname()[1], inherited=fits)
         return json.dumps(asdict(plan)).encode()
 
     mine = json.dumps(locality.locality()).encode()
@@ -110,10 +114,15 @@ def meet(
         plan.secret.encode(),
         segment_fd=settings.segment_fd if plan.inherited else None,
         master=(plan.host, plan.port) if plan.host else None,
+        listener=listener,
     )
     if plan.inherited:
         _taken.append(True)
-    comm = connect(job, plan.backend, max(1.0, end - time.monotonic()))
+    try:
+        comm = connect(job, plan.backend, max(1.0, end - time.monotonic()))
+    finally:
+        if listener is not None:  # the store may have taken it
+            listener.close()
     comm.timeout = timeout
     return comm
 
@@ -132,10 +141,12 @@ def _address() -> str:
     return own_address(os.environ.get("MASTER_ADDR") or socket.gethostname(), SEVERAL_HOSTS)
 
 
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+def _listener() -> socket.socket:
+    """It keeps its port until a store listens there: any other program could take one that is merely free."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # IPv6 is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def _answered(store: TorchStore, rank: int, mine: bytes, end: float) -> bytes:
