@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 
+#include "base/copy.hpp"
 #include "kernels/kernels.hpp"
 #include "plain_array.hpp"
 #include "plain_pickle.hpp"
@@ -149,14 +150,14 @@ public:
     // Of an operation that is only started: now, as its arrays are not to be touched any more.
     void put_if_started(const PlainArray& x) {
         if (!Starting::here || own_) return;
-        std::memcpy(x.data, other_.data, x.bytes());
+        copy_bytes(x.data, other_.data, x.bytes());
         is_put_ = true;
     }
     // Of any other: once what was started before has run.
     Comm::Lock put_after_others(Comm& c, const PlainArray& x, const CallOptions& options) const {
         if (own_ || is_put_) return {};
         Comm::Lock lock = c.lock(options);
-        std::memcpy(x.data, other_.data, x.bytes());
+        copy_bytes(x.data, other_.data, x.bytes());
         return lock;
     }
 

@@ -131,7 +131,7 @@ void Messages::finish_claimed(int from) {
 }
 
 // Keeps the offered messages that no receive has matched and for which there is room. Only a thread that would sleep,
-// or that sends to their sender, does this: it may have to go on before this rank can. A receive that follows soon
+// or that waits in a send, does this: their senders may have to go on before this rank can. A receive that follows soon
 // saves the copy.
 void Messages::take_offers(int from) {
     arrived_.for_each_offered([&](Message& m) {

@@ -87,8 +87,8 @@ class Collectives(GroupBase):
         Args:
             op: "sum", "mean" ("avg"), "max", "min", "product" ("prod"), "band", "bor", "bxor", "minloc" or "maxloc"; a
                 ReduceOp; an op of torch or mpi4py; or an associative function of two arrays that returns an array of
-                the same shape and dtype. For a name that is computed at run time, type
-                checkers accept `rw.ReduceOp[name]`, where name is "SUM", "PROD", "MIN", ...
+                the same shape and dtype. For a name that is computed at run time, type checkers accept
+                `rw.ReduceOp[name]`, where name is "SUM", "PROD", "MIN", ...
             out: an array of x's shape and dtype for the result; x keeps its content.
 
         Returns:

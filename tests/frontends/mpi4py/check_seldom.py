@@ -1,16 +1,8 @@
 """What few mpi4py programs do, checked on every rank; under any MPI too: `mpiexec -n 2 python check_seldom.py`."""
 
 import numpy as np
+from check_messages import comm, equal, left, rank, right, size, status
 from mpi4py import MPI
-
-comm = MPI.COMM_WORLD
-rank, size = comm.Get_rank(), comm.Get_size()
-right, left = (rank + 1) % size, (rank - 1) % size
-status = MPI.Status()
-
-
-def equal(found: object, expected: object) -> None:
-    assert np.array_equal(found, expected), (found, expected)
 
 
 def numbers(who: int, count: int = 3) -> np.ndarray:
