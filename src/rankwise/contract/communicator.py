@@ -34,7 +34,7 @@ from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.words import SharedWords
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import Work, ended
 
 T = TypeVar("T")
 
@@ -258,8 +258,8 @@ class Communicator(Collectives, Closeable):
             if not self.blocking:
                 self.sync()
         except Exception as error:  # noqa: BLE001 - the Work raises every error
-            return Completed(error=error)
-        return Completed(result)
+            return ended(error=error)
+        return ended(result)
 
     def name_group(self, name: str) -> None:
         """Show the group by this name, where this rank's operations are shown: in errors, status and traces."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rankwise.contract.errors import CollectiveTimeout
 from rankwise.contract.public import public
@@ -145,63 +145,66 @@ def adopt(kind: type) -> None:
     Work.register(kind)
 
 
-class Completed(Work[Any]):
-    """An operation that ran as soon as it was started. `wait` returns its result, or raises its error, if any."""
-
-    def __init__(self, result: Any = None, error: Exception | None = None) -> None:
-        self._result, self._error = result, error
-
-    def wait(self, timeout: float | None = None) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def done(self) -> bool:
-        return True
-
-
-COMPLETE = Completed()
-"""An operation that is complete, without an error."""
-
-
 class OuterWork(Work[T]):
-    """Another Work with a `wait` of its own, which calls the other's.
+    """A Work with a `wait` of its own, which is done when all the works within are; at once if there are none.
 
-    cancelled: called when it has been cancelled. ranks: of a receive whose source the other gives as a number in a part
-    of the group, the ranks of that part.
+    cancelled: called when it has been cancelled. ranks: of a receive whose source the work within gives as a number in
+    a part of the group, the ranks of that part.
     """
 
     def __init__(
         self,
-        inner: Work[Any],
         wait: Callable[[float | None], T],
-        *,
+        *inner: Ending,
         cancelled: Callable[[], object] | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        self._inner, self._wait, self._cancelled, self._ranks = inner, wait, cancelled, ranks
+        self._wait, self._inner, self._cancelled, self._ranks = wait, inner, cancelled, ranks
 
     def wait(self, timeout: float | None = None) -> T:
         return self._wait(timeout)
 
     def done(self) -> bool:
-        return self._inner.done()
+        return all(work.done() for work in self._inner)
 
     def cancel(self) -> bool:
-        cancelled = self._inner.cancel()
+        """Whether one within was cancelled, and none is pending any more."""
+        gone = [work.cancel() for work in self._inner]
+        cancelled = any(gone) and all(gone[i] or work.done() for i, work in enumerate(self._inner))
         if cancelled and self._cancelled is not None:
             self._cancelled()
         return cancelled
 
     @property
     def source(self) -> int:
-        found: int = self._inner.source  # type: ignore[attr-defined]  # see Communicator.recv
+        found: int = self._inner[0].source  # type: ignore[attr-defined]  # see Communicator.recv
         return found if self._ranks is None else self._ranks[found]
 
     @property
     def tag(self) -> int:
-        return self._inner.tag  # type: ignore[attr-defined, no-any-return]
+        return self._inner[0].tag  # type: ignore[attr-defined, no-any-return]
 
+
+class Ending(Protocol):
+    """What is done some time: a Work, or an event of a device."""
+
+    def done(self) -> bool: ...
+    def cancel(self) -> bool: ...
+
+
+def ended(result: Any = None, error: Exception | None = None) -> Work[Any]:
+    """An operation that ran as soon as it was started: `wait` returns the result, or raises the error, if any."""
+
+    def wait(_timeout: float | None) -> Any:
+        if error is not None:
+            raise error
+        return result
+
+    return OuterWork(wait)
+
+
+COMPLETE: Work[None] = ended()
+"""An operation that is complete, without an error."""
 
 _PERIOD = 1.0  # seconds between two checks whether another thread has cancelled the Work
 

@@ -20,7 +20,7 @@ from rankwise.contract.errors import RankwiseError, UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import DType
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.object_block import PLAIN, TRUSTING, Codec
 from rankwise.group.receives import ReceiveQueue
 from rankwise.group.work import ArrayWork, Pending
@@ -63,7 +63,7 @@ class GroupBase:
     @once
     def _sent(self) -> ArrayWork[None]:
         """The Work of every send that was complete when it had started: most short ones."""
-        work: ArrayWork[None] = ArrayWork(Completed(), nothing, self.pending)
+        work: ArrayWork[None] = ArrayWork(COMPLETE, nothing, self.pending)
         work.wait()
         return work
 

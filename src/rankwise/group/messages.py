@@ -13,7 +13,7 @@ from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DType
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
 from rankwise.group.object_block import Codec, assemble
 from rankwise.group.receives import array_over
@@ -169,7 +169,7 @@ class Messages(GroupBase):
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
         if to is None:
-            return Completed()
+            return COMPLETE
         return ArrayWork(self.receives.send_object(parts, to, number), nothing, self.pending, self).started()
 
     def _parts(self, obj: Any, codec: Codec, by_reference: bool) -> list[Any]:
@@ -238,7 +238,7 @@ class Messages(GroupBase):
     def _irecv_object(self, src: int | None, tag: int, codec: Codec) -> ArrayWork[Any]:
         source, number = self._source(src), label(tag)
         if source is None:
-            return ArrayWork(Completed(), nothing, self.pending, self)
+            return ArrayWork(COMPLETE, nothing, self.pending, self)
         receive = self.receives.recv_object(source, number)
 
         def finish() -> Any:

@@ -14,9 +14,9 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source, target
 from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.base import GroupBase, check_tag, label, nothing
-from rankwise.group.work import ArrayWork, Several, wait_or_cancel
+from rankwise.group.work import ArrayWork, several, wait_or_cancel
 
 D = TypeVar("D", bound=np.dtype[Any])
 
@@ -94,7 +94,7 @@ class PointToPoint(GroupBase):
     def _start_send(self, x: Any, dst: int | None, tag: int) -> ArrayWork[None]:
         buffer, to, tag = self._outgoing(x, dst, tag)
         if to is None:
-            return ArrayWork(Completed(), nothing, self.pending)
+            return ArrayWork(COMPLETE, nothing, self.pending)
         self._pack(buffer)
         inner = self.comm.send(buffer.ptr, buffer.count, buffer.dtype, to, tag, buffer)
         return ArrayWork(inner, nothing, self.pending, (self, buffer))
@@ -129,7 +129,7 @@ class PointToPoint(GroupBase):
     def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ArrayWork[Any]:
         buffer, wanted, number = self._incoming(x, src, tag, dtype)
         if wanted is None:
-            return ArrayWork(Completed(), partial(_unreceived, buffer, x), self.pending, self)
+            return ArrayWork(COMPLETE, partial(_unreceived, buffer, x), self.pending, self)
         self._order(buffer)
         inner = self._receive(buffer, wanted, number)
         return ArrayWork(inner, buffer.finish, self.pending, self, wanted, number)
@@ -267,7 +267,7 @@ class PointToPoint(GroupBase):
         def finish() -> Any:
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
-        work: ArrayWork[Any] = ArrayWork(Several(works), finish, self.pending, (self, outgoing))
+        work: ArrayWork[Any] = ArrayWork(several(works), finish, self.pending, (self, outgoing))
         return work.started() if async_op else wait_or_cancel(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:

@@ -17,7 +17,7 @@ from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
-from rankwise.contract.work import Pauses, Work, wait_until
+from rankwise.contract.work import OuterWork, Pauses, Work, wait_until
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -280,22 +280,9 @@ class ArrayWork(Work[T]):
         self._pending.remove(self)
 
 
-class Several(Work[None]):
+def several(works: Sequence[Work[None]]) -> Work[list[None]]:
     """Several works of a communicator as one."""
-
-    def __init__(self, works: list[Work[None]]) -> None:
-        self.works = works
-
-    def wait(self, timeout: float | None = None) -> None:
-        wait_all(self.works, timeout)
-
-    def done(self) -> bool:
-        return all(work.done() for work in self.works)
-
-    def cancel(self) -> bool:
-        """Whether one was cancelled, and none is pending any more."""
-        cancelled = [work.cancel() for work in self.works]
-        return any(cancelled) and all(gone or work.done() for gone, work in zip(cancelled, self.works, strict=True))
+    return OuterWork(lambda timeout: wait_all(works, timeout), *works)
 
 
 def wait_or_cancel(work: Work[T], timeout: float | None = None) -> T:

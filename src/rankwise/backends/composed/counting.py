@@ -17,7 +17,7 @@ def message(
 ) -> Work[None]:
     """Count start(ptr, count, dtype, *to), which starts a message. The Work also counts how long the program waits."""
     work = counted(operation, 1, count * ITEMSIZE[dtype], start, ptr, count, dtype, *to)
-    return OuterWork(work, partial(counted, operation, 0, 0, work.wait))
+    return OuterWork(partial(counted, operation, 0, 0, work.wait), work)
 
 
 def moved(operation: str, nbytes: int) -> None:

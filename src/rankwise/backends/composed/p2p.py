@@ -11,7 +11,7 @@ from functools import partial
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
 from rankwise.contract.message import Message, Taken, late
 from rankwise.contract.types import DType
-from rankwise.contract.work import COMPLETE, Completed, Work, wait_until
+from rankwise.contract.work import COMPLETE, Work, ended, wait_until
 
 
 class Channel(ABC):
@@ -71,7 +71,7 @@ class PendingMessage(Work[None]):
 
     def end(self, error: RankwiseError | None = None, rest: Work[None] = COMPLETE) -> None:
         """It has failed, or nothing is left to wait for but `rest`."""
-        self._rest = rest if error is None else Completed(error=error)
+        self._rest = rest if error is None else ended(error=error)
         self.keep = None
         self._over.set()
         self._channel.over(self)

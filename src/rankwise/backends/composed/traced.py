@@ -218,4 +218,4 @@ def _in_progress(work: Any, entry: WrittenOperation, *, matches: bool = False) -
         entry.end()
         return result
 
-    return OuterWork(work, wait, cancelled=partial(entry.end, failed=True))
+    return OuterWork(wait, work, cancelled=partial(entry.end, failed=True))

@@ -33,7 +33,7 @@ from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import ANY, Message, Taken
 from rankwise.contract.types import ITEMSIZE, DType
-from rankwise.contract.work import Completed, Work
+from rankwise.contract.work import COMPLETE, Work
 
 MATCHED = -1
 """In place of a dtype: this is a notice that a receive has matched the message `number`. eager: what the receiver has
@@ -114,7 +114,7 @@ class Channel(composed.Channel):
         if dest == self._rank:
             sent = None if eager else PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
             self._arrive(Envelope(dest, tag, count, dtype, eager=eager, data=ptr, sending=sent))
-            return sent or Completed()
+            return sent or COMPLETE
         with self._lock:  # envelopes leave in the order of their numbers
             number = self._sent[dest]
             self._sent[dest] += 1
@@ -127,7 +127,7 @@ class Channel(composed.Channel):
                 if eager:
                     ctypes.memmove(address(memory) + HEADER.itemsize, ptr, size)
                     self._post(dest, memory)
-                    return Completed()
+                    return COMPLETE
                 data = self.transport.send(ptr, size, dest, _data_tag(number))
                 self._post(dest, memory)
                 sending = PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)

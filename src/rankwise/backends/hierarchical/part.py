@@ -44,7 +44,7 @@ class Part(Collectives):
 
     def message(self, operation: str, work: Work[None]) -> Work[None]:
         """A message of this part, with its source numbered in the group. operation: send or recv."""
-        return OuterWork(work, partial(self.do, operation, work.wait), ranks=self.ranks)
+        return OuterWork(partial(self.do, operation, work.wait), work, ranks=self.ranks)
 
 
 class NoPart(Collectives):

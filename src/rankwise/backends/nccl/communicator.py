@@ -30,7 +30,7 @@ from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.survivors import shrunk
-from rankwise.backends.nccl.streams import CudaFailed, CudaStreams
+from rankwise.backends.nccl.streams import CudaFailed, CudaStreams, Mark
 from rankwise.contract.communicator import Communicator, bind, complete, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
@@ -43,7 +43,7 @@ from rankwise.contract.job import Job
 from rankwise.contract.message import Taken
 from rankwise.contract.operations import Call
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.work import Completed, OuterWork, Work
+from rankwise.contract.work import OuterWork, Work, ended
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")
@@ -165,10 +165,16 @@ class NcclCommunicator(ComposedCommunicator):
         try:
             self.run(call)
         except RankwiseError as error:
-            return Completed(error=error)
+            return ended(error=error)
         event = self._cuda.create_event()
         self._cuda.record_on_comm_stream(event)
-        return LaunchedWork(self._wait_for, self._cuda, event, keep, result)
+        end = Mark(self._cuda, event, keep)
+
+        def wait(timeout: float | None) -> Any:
+            counting.waits(self._wait_for, end.done, timeout)
+            return result
+
+        return OuterWork(wait, end)
 
     def call(self, function: Callable[[], T]) -> T:
         with self._call_lock:
@@ -255,7 +261,7 @@ class NcclCommunicator(ComposedCommunicator):
             if pending.pop(number, None) is not None and finish is not None:
                 finish()
 
-        pending[number] = message = OuterWork(work, wait, cancelled=partial(pending.pop, number, None))
+        pending[number] = message = OuterWork(wait, work, cancelled=partial(pending.pop, number, None))
         return message
 
     # ---- moves ----
@@ -463,27 +469,6 @@ class NcclCommunicator(ComposedCommunicator):
         finally:
             self._cuda.close()
             self._side.close(timeout)
-
-
-class LaunchedWork(Work[Any]):
-    """An operation on the communicator's stream."""
-
-    def __init__(
-        self, wait_for: Callable[..., None], streams: CudaStreams, event: int, keep: object, result: Any
-    ) -> None:
-        """wait_for: the communicator's way to wait. event: marks the operation's end. keep: what owns its memory."""
-        self._wait_for, self._streams, self._event, self._keep = wait_for, streams, event, keep
-        self._result = result
-
-    def wait(self, timeout: float | None = None) -> Any:
-        counting.waits(self._wait_for, self.done, timeout)
-        return self._result
-
-    def done(self) -> bool:
-        return self._streams.reached(self._event)
-
-    def __del__(self) -> None:
-        self._streams.destroy_event(self._event)
 
 
 _NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR

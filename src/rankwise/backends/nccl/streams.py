@@ -151,3 +151,19 @@ class CudaStreams(StreamSyncOps):
         if int(status):
             raise CudaFailed(f"{function}: {status}")
         return result[0] if result else None
+
+
+class Mark:
+    """The end of an operation on a stream. event: marks it, and is destroyed with it. keep: what owns the memory."""
+
+    def __init__(self, streams: CudaStreams, event: int, keep: object) -> None:
+        self._streams, self._event, self._keep = streams, event, keep
+
+    def done(self) -> bool:
+        return self._streams.reached(self._event)
+
+    def cancel(self) -> bool:
+        return False
+
+    def __del__(self) -> None:
+        self._streams.destroy_event(self._event)

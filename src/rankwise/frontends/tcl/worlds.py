@@ -71,7 +71,7 @@ class Alone:
                 raise ValueError(f"The message is {message}, not {wanted.name} {{{' '.join(map(str, x))}}}")
             return np.array(queue.popleft().reshape(x))
 
-        return OuterWork(COMPLETE, wait)
+        return OuterWork(wait)
 
 
 Ranks = rw.Group | Alone

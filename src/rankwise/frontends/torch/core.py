@@ -22,7 +22,7 @@ from rankwise.contract.operations import Call
 from rankwise.contract.work import Work as OurWork
 from rankwise.frontends.torch.tensors import Memory, packed
 from rankwise.frontends.torch.work import Started, complete, started
-from rankwise.group.work import Pending, Several
+from rankwise.group.work import Pending, several
 
 UNSET = timedelta(milliseconds=-1)  # the timeout in an options object if the caller gave none
 
@@ -81,7 +81,7 @@ class Core:
         if limit is None and not packed(memories) and is_async(opts) and get_ident() != self._stream:
             self._count(results, operation)
             keep = (self, results, memories)
-            return self._begun(Several([self.comm.start(call, keep) for call in calls]), results)
+            return self._begun(several([self.comm.start(call, keep) for call in calls]), results)
         return self.run_body(partial(self._call_all, calls, memories, limit), opts, results, operation, memories)
 
     def run_body(
@@ -103,7 +103,7 @@ class Core:
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""
         pending = [work.inner for work in works if isinstance(work, Started)]
-        return self._begun(Several(pending), results) if pending else complete(results)
+        return self._begun(several(pending), results) if pending else complete(results)
 
     def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
         body = partial(self._steps, calls, memories)
