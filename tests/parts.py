@@ -59,9 +59,11 @@ POISONED = "PYTHONPATH=$PWD/build/poison/site"
 POISONED_TESTS = "tests/faults tests/group tests/elastic tests/backends/native tests/backends/test_threads.py"
 
 
-def native(build: str, variables: str = "") -> str:
-    """The command that runs the tests of a build of the core."""
-    ctest = f"{{bin}}/ctest --test-dir build/{build} -j {JOBS} --output-on-failure --timeout 300 --no-tests=error"
+def native(build: str, variables: str = "", options: str = "") -> str:
+    """The command that runs the tests of a build of the core. options: of ctest."""
+    ctest = (
+        f"{{bin}}/ctest --test-dir build/{build} -j {JOBS} --output-on-failure --timeout 300 --no-tests=error {options}"
+    )
     report = "{bin}/python tests/failure_report.py; exit 1"
     return f"RANKWISE_TEST_LIMIT=270 {variables} {ctest} || {{{{ {report}; }}}}"
 
@@ -113,6 +115,13 @@ PARTS = {
         ),
         (".poison",),
         ("poison",),
+    ),
+    "pages": Part(
+        "the core on pretended pages of 16 and 64 KiB, all but its C interface's test: 2 minutes",
+        tuple(
+            native("native", f"RANKWISE_SHORT=1 RANKWISE_PAGE={size}", "-E capi_test") for size in (16 << 10, 64 << 10)
+        ),
+        (".native", ".test"),
     ),
     "engines": Part(
         "the whole conformance suite on gloo, Open MPI, MPICH and hierarchical, on 2 and 4 ranks: 5 minutes",
@@ -216,6 +225,7 @@ ALL = (
     "model-large",
     "sanitizers",
     "poison",
+    "pages",
     "engines",
     "multihost",
     "faults",

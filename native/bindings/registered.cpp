@@ -56,7 +56,7 @@ public:
 
 private:
     // Smaller allocations come from malloc, because a block of the segment takes whole pages.
-    static constexpr size_t kFrom = 4096;
+    static size_t from() { return page_bytes(); }
 
     static void* make(void* self, size_t bytes) { return of(self).allocate(bytes, false); }
     static void* make_zeroed(void* self, size_t count, size_t item) {
@@ -69,7 +69,7 @@ private:
     static void* resize(void* self, void* p, size_t bytes) {
         Allocator& a = of(self);
         const size_t before = a.size_of(p);
-        if (!before && bytes < kFrom) return std::realloc(p, bytes);
+        if (!before && bytes < from()) return std::realloc(p, bytes);
         void* moved = a.allocate(bytes, false);
         if (!moved || !p) return moved;
         if (!before) {  // NumPy does not pass the old size, but realloc knows it
@@ -87,7 +87,7 @@ private:
 
     static Allocator& of(void* self) { return *static_cast<Allocator*>(self); }
     void* allocate(size_t bytes, bool zeroed) {
-        if (bytes >= kFrom) {
+        if (bytes >= from()) {
             try {
                 auto memory = std::make_unique<Registered>(buffers_, bytes, zeroed);
                 void* p = memory->data();

@@ -16,7 +16,7 @@ struct SharedHeader {
 constexpr uint32_t kThread = UINT32_MAX;  // held by a rank that is a thread: its views may outlive it
 
 size_t header_bytes(const Segment& segment) {
-    return round_up(sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t), kPage);
+    return round_up(sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t), page_bytes());
 }
 
 enum class Held { ByNone, ByLost, ByLiving };

@@ -18,6 +18,12 @@ using rankwise::Segment;
 // and with fewer limits on unexpected messages; `make test-all PART=sanitizers` has all.
 inline bool shortened() { return std::getenv("RANKWISE_SHORT"); }
 
+// With RANKWISE_PAGE, the core takes pages to have so many bytes, as in `make test-all PART=pages`.
+inline const size_t pretended = [] {
+    const char* const bytes = std::getenv("RANKWISE_PAGE");
+    return rankwise::pretended_page_bytes = bytes ? std::strtoull(bytes, nullptr, 10) : 0;
+}();
+
 // The world sizes of a test.
 inline std::vector<int> worlds(std::initializer_list<int> all) {
     std::vector<int> chosen;

@@ -178,25 +178,26 @@ void lifetime() {
 
 // A freed buffer is the next one of its size, of this communicator and of those split from it.
 void reused() {
-    ranks::run(2, [](Comm& c) {
+    const size_t whole = 3 * page_bytes(), some = whole - 2000, fewer = whole - 3000;
+    ranks::run(2, [=](Comm& c) {
         auto part = c.split(0, 0);
-        auto first = c.allocate(10'000), second = c.allocate(10'000);
+        auto first = c.allocate(some), second = c.allocate(some);
         const void *one = first->data(), *two = second->data();
-        std::memset(first->data(), 7, 10'000);
+        std::memset(first->data(), 7, some);
         first.reset();
-        CHECK(c.allocate(20'000)->data() != one, "another size");
-        first = part->allocate(9'000);
+        CHECK(c.allocate(2 * whole)->data() != one, "another size");
+        first = part->allocate(fewer);
         CHECK(first->data() == one, "the same number of pages");
-        CHECK_EQ(int(first->data()[8'999]), 0);
-        std::memset(first->data(), 7, 9'000);
+        CHECK_EQ(int(first->data()[fewer - 1]), 0);
+        std::memset(first->data(), 7, fewer);
         second.reset();
         first.reset();
-        first = c.allocate(12'288, false);
+        first = c.allocate(whole, false);
         CHECK(first->data() == one, "the one that was freed last");
         CHECK_EQ(int(first->data()[0]), 7);
-        CHECK(c.allocate(12'288, false)->data() == two, "then the other");
+        CHECK(c.allocate(whole, false)->data() == two, "then the other");
         part->close(1);
-        CHECK(c.allocate(12'288, false)->data() == two, "a closed part leaves the cache to the rest");
+        CHECK(c.allocate(whole, false)->data() == two, "a closed part leaves the cache to the rest");
     });
 }
 

@@ -61,7 +61,7 @@ struct Job {
 void the_last_one_frees_it() {
     const Job job(3);
     auto first = job.block(0), second = job.block(1, first->ticket());
-    CHECK(first->data() == second->data() && first->offset() % kPage == 0);
+    CHECK(first->data() == second->data() && first->offset() % page_bytes() == 0);
     CHECK(std::all_of(first->data(), first->data() + kBytes, [](uint8_t byte) { return byte == 0; }));
     const SharedBlock::Ticket ticket = first->ticket();
     first.reset();

@@ -135,11 +135,15 @@ def test_the_last_two_commits_are_kept() -> None:
     assert x[0] == 2
 
 
-def test_a_replacement_takes_up_the_commits(inherited: int) -> None:
+@pytest.mark.parametrize("page", [4 << 10, 16 << 10, 64 << 10])
+def test_a_replacement_takes_up_the_commits(page: int, inherited: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_PAGE", page)
     x = np.arange(3.0)
     state = State(arrays={"x": x}, objects={"epoch": 4})
     state.commit()
     del state
+    places = [os.pread(inherited, x.nbytes, 2 * page), os.pread(inherited, x.nbytes, 3 * page)]
+    assert x.tobytes() in places, "after the pages of the header and of the description"
     x = np.zeros(3)
     state = State(arrays={"x": x}, objects={"epoch": 0})
     assert state.commits == (1,)

@@ -187,8 +187,8 @@ inline constexpr uint32_t kDoublings = 3, kMostDoublings = 6;
 // The size of the pieces that both ranks copy: half the message, from 16 to 32 KiB; or a quarter of it, up to 256 KiB,
 // if that is more. Each is a system call: 64 KiB take 6 us in one call, 10 in four.
 inline constexpr uint64_t piece_of_job(uint64_t bytes) {
-    return std::max(std::clamp<uint64_t>(round_up(bytes / 2, kPage), 16 * KiB, 32 * KiB),
-                    std::min<uint64_t>(round_up(bytes / 4, kPage), 256 * KiB));
+    return std::max(std::clamp<uint64_t>(round_up(bytes / 2, 4 * KiB), 16 * KiB, 32 * KiB),
+                    std::min<uint64_t>(round_up(bytes / 4, 4 * KiB), 256 * KiB));
 }
 
 // ---- the thresholds by their names, which a tuning file uses ----

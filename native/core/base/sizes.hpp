@@ -1,5 +1,8 @@
 // Sizes of memory.
 #pragma once
+#include <unistd.h>
+
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +16,16 @@ namespace rankwise {
 static_assert(sizeof(void*) == 8 && std::endian::native == std::endian::little, "64 bits, little-endian");
 
 inline constexpr size_t KiB = 1 << 10, MiB = 1 << 20;
-inline constexpr size_t kPage = 4096;
 inline constexpr size_t kCacheLine = 128;  // two lines: the hardware prefetches a line together with its neighbour
+
+// The size of a page of memory: 4 KiB on x86; 4, 16 or 64 KiB on 64-bit ARM, as the system's kernel was built. Whatever
+// is mapped, or takes memory or gives it back on its own, begins with a page.
+inline size_t pretended_page_bytes = 0;  // by tests, on a machine whose pages are smaller
+inline size_t page_bytes() {
+    static const size_t bytes = size_t(sysconf(_SC_PAGESIZE));
+    return std::max(bytes, pretended_page_bytes);
+}
+
 // The next multiple of the unit; if there is none, the last one, which is more than any memory has.
 constexpr size_t round_up(size_t n, size_t unit) {
     return n > SIZE_MAX - unit ? SIZE_MAX / unit * unit : (n + unit - 1) / unit * unit;

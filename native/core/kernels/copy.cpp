@@ -30,15 +30,15 @@ void store_unit_sse2(uint8_t* dst, const uint8_t* src) {
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
 }
 
-// Interleaves four pages: the hardware prefetcher works within each of them, so four times as much data is in flight
-// from memory. glibc's memcpy does the same for copies larger than most of the last-level cache.
+// Interleaves four streams: the hardware prefetcher works within 4 KiB, whatever the size of a page, so four times as
+// much data is in flight from memory. glibc's memcpy does the same for copies larger than most of the last-level cache.
 template <auto unit>
 __attribute__((always_inline)) inline void copy_units(uint8_t* dst, const uint8_t* src, size_t bytes) {
-    constexpr size_t kPage = 4096, kPages = 4;
+    constexpr size_t kReach = 4096, kStreams = 4;
     size_t done = 0;
-    for (; done + kPages * kPage <= bytes; done += kPages * kPage)
-        for (size_t i = done; i < done + kPage; i += kUnit)
-            for (size_t at = i; at < i + kPages * kPage; at += kPage) unit(dst + at, src + at);
+    for (; done + kStreams * kReach <= bytes; done += kStreams * kReach)
+        for (size_t i = done; i < done + kReach; i += kUnit)
+            for (size_t at = i; at < i + kStreams * kReach; at += kReach) unit(dst + at, src + at);
     for (; done < bytes; done += kUnit) unit(dst + done, src + done);
 }
 

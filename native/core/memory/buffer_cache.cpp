@@ -9,7 +9,7 @@ namespace rankwise {
 
 namespace {
 
-size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), kPage); }
+size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), page_bytes()); }
 
 }  // namespace
 

@@ -24,7 +24,7 @@ struct Layout {
         channels = round_up(sizeof(GroupSegment) + n * sizeof(PeerSlot), kCacheLine);
         members = round_up(channels + n * n * sizeof(uint64_t), kCacheLine);
         agreements = round_up(members + n * sizeof(int32_t), kCacheLine);
-        staging = round_up(agreements + agreements_bytes(n), kPage);
+        staging = round_up(agreements + agreements_bytes(n), page_bytes());
         slot = slot_bytes_for(int(n));
         bytes = staging + (n > 1 ? n * kSlots * slot : 0);
     }

@@ -18,8 +18,9 @@ namespace rankwise {
 
 namespace {
 
-constexpr size_t kUnit = 64 << 10;  // of address space; a block has pages only for the bytes that it needs
-constexpr int kRankBits = 10;       // the low bits of an owner
+// Of address space, a multiple of every page; a block has pages only for the bytes that it needs.
+constexpr size_t kUnit = 64 << 10;
+constexpr int kRankBits = 10;  // the low bits of an owner
 static_assert(kMaxRanks == 1 << kRankBits);
 
 }  // namespace
@@ -37,12 +38,17 @@ size_t available_memory() {
 
 uint64_t Heap::offset_of(uint32_t index) const { return first_ + uint64_t(index) * kUnit; }
 uint32_t Heap::index_of(uint64_t offset) const { return uint32_t((offset - first_) / kUnit); }
-size_t Heap::bytes_for(size_t bytes) { return round_up(bytes, kUnit) + 2 * kUnit; }
+size_t Heap::bytes_for(size_t bytes) {
+    return (bytes / kUnit + 1) * (kUnit + sizeof(Unit)) + page_bytes();  // as create divides them
+}
 
 void Heap::create(uint64_t begin, uint64_t end) {
+    if (page_bytes() > kUnit)
+        throw Error("this system has pages of " + std::to_string(page_bytes() / KiB) +
+                    " KiB, and rankwise needs pages of " + std::to_string(kUnit / KiB) + " KiB or less");
     header_.table = table_ = begin;
-    header_.units = units_ = uint32_t((end - begin - kPage) / (kUnit + sizeof(Unit)));
-    header_.first = first_ = round_up(begin + units_ * sizeof(Unit), kPage);
+    header_.units = units_ = uint32_t((end - begin - page_bytes()) / (kUnit + sizeof(Unit)));
+    header_.first = first_ = round_up(begin + units_ * sizeof(Unit), page_bytes());
 }
 
 bool Heap::fits(uint64_t bytes) const {
@@ -161,7 +167,7 @@ uint64_t Heap::reserve(size_t bytes, size_t committed) const {
 
 // If memory is short, that is an error here and not a SIGBUS later.
 void Heap::commit(uint64_t offset, size_t bytes) const {
-    const size_t need = round_up(bytes, kPage);
+    const size_t need = round_up(bytes, page_bytes());
     const auto given = [&] {
         return (need < kCheckedMemory || need <= available_memory()) && has_memory(offset, offset + need);
     };

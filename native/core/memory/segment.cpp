@@ -49,9 +49,9 @@ uint8_t* map(int fd, size_t bytes) {
 }  // namespace
 
 SegmentLayout::SegmentLayout(int world_size)
-    : traces(round_up(sizeof(SegmentHeader) + size_t(world_size) * sizeof(RankRecord), kPage)),
+    : traces(round_up(sizeof(SegmentHeader) + size_t(world_size) * sizeof(RankRecord), page_bytes())),
       restores(round_up(traces + size_t(world_size) * kTraced * sizeof(TraceEntry), kCacheLine)),
-      heap(round_up(restores + agreements_bytes(size_t(world_size)), kPage)) {}
+      heap(round_up(restores + agreements_bytes(size_t(world_size)), page_bytes())) {}
 
 Segment::Segment(Descriptor fd, size_t bytes)
     : fd_(std::move(fd)), mapped_(bytes), base_(map(fd_.get(), bytes)),
@@ -73,9 +73,9 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
         throw BadArgument("node: " + std::to_string(node) + " given, expected 0 to " + std::to_string(nodes - 1) +
                           ", because there are " + std::to_string(nodes));
     const size_t head = SegmentLayout(world_size).heap;
-    size_t pages = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-    size_t bytes = std::max<size_t>(2 * pages, size_t(4) << 30);
-    bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / kPage * kPage;
+    const size_t memory = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+    size_t bytes = std::max<size_t>(2 * memory, size_t(4) << 30);
+    bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / page_bytes() * page_bytes();
     if (const size_t least = head + Heap::bytes_for(group_segment_bytes(world_size)); bytes < least)
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) +
                           " are available under this process's limits (ulimit -v, -f)");

@@ -4,7 +4,7 @@ The launcher creates the memfd, so that it outlives the rank, and the rank's rep
 file holds, in native byte order:
     0        header: magic, bytes of the description, then for each slot the number of its commit + 1 (0: the
              slot is empty) and the bytes of its objects; all uint64
-    4096     description: the names, dtypes and shapes of the arrays
+    a page   description: the names, dtypes and shapes of the arrays
     ...      the arrays of slot 0, then those of slot 1, each on a page boundary
     ...      the objects of both slots, in pieces that alternate, so that both can grow
 
@@ -30,7 +30,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 SLOTS = 2
 _NUMBER, _LENGTH = 0, 1
 _MAGIC = 0x3165746174736B72  # "rkstate1"
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _PIECE = 1 << 20  # bytes of one slot's objects before the other slot's
 _LINE = 64
 _USER = "rankwise.elastic.State"
