@@ -132,7 +132,12 @@ HEAVY = {
 
 
 # These modules are nothing without their library, and are themselves loaded inside a function.
-BUILT_ON = {"frontends/torch": "torch", "frontends/numba": "numba", "frontends/jax": "jax"}
+BUILT_ON = {
+    "frontends/torch": "torch",
+    "overlap/torch_module": "torch",
+    "frontends/numba": "numba",
+    "frontends/jax": "jax",
+}
 
 
 def room_of(module: str) -> str:
@@ -197,6 +202,7 @@ def python_faults(package: Path) -> Iterator[str]:
 
         tree = ast.parse(path.read_text(encoding="utf-8"), str(inside))
         when_loading = set(run_when_loading(tree))
+        built_on = {library for folder, library in BUILT_ON.items() if inside.as_posix().startswith(folder)}
         for node, name in imports(tree, module, is_package):
             where = f"{inside}:{getattr(node, 'lineno', 0)}"
             top = name.split(".")[0]
@@ -207,7 +213,7 @@ def python_faults(package: Path) -> Iterator[str]:
                     yield f"{where}: {room} imports {name}, against the arrows"
             elif room in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
                 yield f"{where}: {room} imports {name}; it takes the standard library only"
-            elif top in HEAVY and node in when_loading and BUILT_ON.get(inside.parent.as_posix()) != top:
+            elif top in HEAVY and node in when_loading and top not in built_on:
                 yield f"{where}: imports {name} when it loads; import it inside the function that needs it"
 
 

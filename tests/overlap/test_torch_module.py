@@ -57,7 +57,11 @@ def test_buffers_and_attributes() -> None:
         model = rw.overlap.data_parallel(inner, group)
         assert (inner.running_mean == 1).all()
         assert model.training
-        assert list(model.state_dict()) == list(inner.state_dict())
+        assert list(model.state_dict()) == [f"module.{name}" for name in inner.state_dict()]
+        whole = torch.nn.Sequential(model).eval()  # as it can, since it is a module
+        assert not inner.training
+        assert next(whole.parameters()) is inner.weight
+        whole.train()
         model(torch.randn(5, 4))  # the ranks' own from here on
         means = group.all_gather(inner.running_mean)
         assert not torch.equal(means[0], means[1])
@@ -183,11 +187,11 @@ def test_the_pass_after_one_that_raised(async_op: bool, to_none: bool) -> None:
                     model(x, failing, len(failing) - 1 if me or len(failing) < 3 else 1).backward()
                 model.zero_grad(set_to_none=to_none)
                 model(x, used, -1).backward()
-                got = [part.weight.grad for part in model.parts]
+                got = [part.weight.grad for part in model.module.parts]
                 want = torch.zeros(3, 4, 4)
                 for rank in range(2):
                     y = torch.ones(2, 4) * (rank + 1)
-                    weights = [part.weight.detach().clone().requires_grad_() for part in model.parts]
+                    weights = [part.weight.detach().clone().requires_grad_() for part in model.module.parts]
                     for number in used:
                         y = y @ weights[number].T
                     y.sum().backward()
@@ -216,6 +220,6 @@ def test_a_parameter_that_a_reentrant_checkpoint_shares_with_another_part(reentr
                 loss.backward()
         else:
             loss.backward()
-            assert model.weight.grad is not None
+            assert model.module.weight.grad is not None
 
     run_ranks(body, 2)

@@ -6,22 +6,22 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch.autograd import Variable
 
 from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 from rankwise.overlap.reducer import BUCKET_BYTES, BucketHook, GradientReducer
 
-if TYPE_CHECKING:
-    import torch
 
-
-class DataParallel:
+class DataParallel(torch.nn.Module):
     """A module that is trained on all ranks of a group; `data_parallel` creates it.
 
-    It is called like the module and has the module's attributes (parameters(), train(), state_dict(), ...).
+    It is called like the module. As in torch's DistributedDataParallel, the names in its `state_dict` begin with
+    "module.", and the module's own attributes are those of `module`.
 
     Attributes:
         module: the wrapped module.
@@ -40,32 +40,25 @@ class DataParallel:
     def __init__(
         self, module: torch.nn.Module, group: Group, bucket_bytes: int, hook: BucketHook | None, async_op: bool
     ) -> None:
+        super().__init__()
         self.module = module
         self.group = group
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.reducer = GradientReducer(self._parameters, group, bucket_bytes, hook=hook, async_op=async_op)
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.reducer = GradientReducer(self._trained, group, bucket_bytes, hook=hook, async_op=async_op)
         for tensor in module.parameters():
             group.broadcast(tensor.detach())
         self.broadcast_buffers()
         self._async_op = async_op
         self._syncs = True
         self._pass: weakref.ref[Any] | None = None  # of the function that ends the present backward pass
-        self._used = np.zeros(len(self._parameters), np.uint8)
+        self._used = np.zeros(len(self._trained), np.uint8)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._hook_of(number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(self._parameters)
+            for number, parameter in enumerate(self._trained)
         ]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module":  # not set yet
-            raise AttributeError(name)
-        return getattr(self.module, name)
-
-    def __repr__(self) -> str:
-        return f"<DataParallel on {self.group!r}: {self.module!r}>"
 
     def broadcast_buffers(self) -> None:
         """Copy rank 0's buffers (running means and the like) to every rank, which otherwise keeps its own."""
@@ -98,8 +91,6 @@ class DataParallel:
         return ready
 
     def _begin_backward(self) -> None:
-        from torch.autograd import Variable
-
         if self._used.any():  # a pass has failed; every rank must reduce its buckets, which hold nothing of use
             self._used[:] = 0
             self.reducer.wait_and_unpack()
@@ -111,7 +102,7 @@ class DataParallel:
     def _failed(self, _: object) -> None:
         """The present pass has raised. Nothing may be added to its gradients: some are in buckets, some are missing."""
         self._pass = None
-        for parameter in self._parameters:
+        for parameter in self._trained:
             parameter.grad = None
 
     def _mark(self, number: int, parameter: torch.Tensor) -> None:
@@ -131,14 +122,14 @@ class DataParallel:
     def _end_of_backward(self) -> None:
         """Mark the parameters that this pass did not use but that have a gradient, accumulated within no_sync."""
         self._pass = None
-        for number, parameter in enumerate(self._parameters):
+        for number, parameter in enumerate(self._trained):
             if not self._used[number] and parameter.grad is not None:
                 self._mark(number, parameter)
         used = self._used.copy()
         self._used[:] = 0
         gradients = self.reducer.wait_and_unpack()
         self.group.all_reduce(used, "max")  # after the last bucket on every rank, whenever that became full
-        for parameter, gradient, anywhere in zip(self._parameters, gradients, used, strict=True):
+        for parameter, gradient, anywhere in zip(self._trained, gradients, used, strict=True):
             if anywhere:
                 parameter.grad = gradient
 
@@ -176,7 +167,7 @@ def data_parallel(
         >>> model = rw.overlap.data_parallel(torch.nn.Linear(3, 1), group)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> model(torch.full((1, 3), float(group.rank))).sum().backward()
-        >>> model.weight.grad.tolist(), model.bias.grad.tolist()
+        >>> model.module.weight.grad.tolist(), model.module.bias.grad.tolist()
         ([[0.5, 0.5, 0.5]], [1.0])
         >>> optimizer.step()  # the same on both ranks
     """
