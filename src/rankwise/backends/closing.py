@@ -6,7 +6,8 @@ import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
+from operator import attrgetter
+from weakref import WeakSet
 
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
@@ -21,7 +22,8 @@ class OpenCommunicator(Communicator):
         """Called last by a subclass's __init__, since the communicator may be closed from then on."""
         self._rank = rank
         self._world_size = world_size
-        _open[next(_numbers)] = self
+        self._made = next(_numbers)
+        _open.add(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -90,20 +92,20 @@ class OpenCommunicator(Communicator):
             self.close()
 
 
-_open: WeakValueDictionary[int, OpenCommunicator] = WeakValueDictionary()
+_open: WeakSet[OpenCommunicator] = WeakSet()
 _numbers = itertools.count()
 
 
 def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: returns the seconds that remain."""
-    for opened in list(_open.values()):
+    for opened in list(_open):
         opened.process_ends()
-    for _, opened in sorted(_open.items(), reverse=True):
+    for opened in sorted(_open, key=attrgetter("_made"), reverse=True):
         opened.close(left())
 
 
 def _forked() -> None:
-    for opened in list(_open.values()):
+    for opened in list(_open):
         opened.forked()
     _open.clear()
 

@@ -14,10 +14,9 @@ from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.part_errors import ROOM, to_pass_on
 from rankwise.contract.closing import CLOSE_TIMEOUT
-from rankwise.contract.communicator import bind
 from rankwise.contract.failure import Failure
 from rankwise.contract.message import Arrival, Message, Receives, Taken
-from rankwise.contract.operations import BARRIER, OPERATIONS, Call, Operation
+from rankwise.contract.operations import BARRIER, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
@@ -37,12 +36,6 @@ Arrival.register(_native.Request)
 
 
 _ANY_DTYPE = -1
-# The engine's methods of an EngineCommunicator. For a named collective, the way through `run` would cost more than a
-# small call.
-_BOUND = (
-    *(operation.name for operation in OPERATIONS),
-    *("agree", "allocate", "announce_array", "call", "failed", "make_part", "name_group"),
-)
 
 
 class EngineReceives(Receives):
@@ -93,6 +86,24 @@ class EngineStreamSync(StreamSyncOps):
         self._comm.sync_stream()
 
 
+class _Engine:
+    """A method of the engine's, as one of an EngineCommunicator: called directly, once it has been looked up.
+
+    For a named collective, the way through `run` would cost more than a small call.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, comm: EngineCommunicator, owner: type | None = None) -> Any:
+        method = vars(comm)[self._name] = getattr(comm._comm, self._name)
+        return method
+
+
+def _engine(count: int) -> Any:
+    return [_Engine() for _ in range(count)]
+
+
 class EngineCommunicator(OpenCommunicator):
     """One rank's end of one group in a segment."""
 
@@ -101,14 +112,20 @@ class EngineCommunicator(OpenCommunicator):
     scans = True
     traced = True
 
+    agree, allocate, announce_array, call, failed, make_part, name_group = _engine(7)
+    barrier, all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all = _engine(9)
+    all_gather_v, gather_v, scatter_v, reduce_scatter_v, all_to_all_v = _engine(5)
+
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
         self._comm = comm
         self._pid = os.getpid()
-        self.stream_sync = EngineStreamSync(comm)
         self.receives = self._receives = EngineReceives(comm)
-        bind(self, comm, *_BOUND)
         super().__init__(comm.rank, comm.world_size)
+
+    @once
+    def stream_sync(self) -> EngineStreamSync:  # type: ignore[override]
+        return EngineStreamSync(self._comm)
 
     @property
     def shortcuts(self) -> Shortcuts:
