@@ -22,7 +22,7 @@ class OpenCommunicator(Communicator):
         """Called last by a subclass's __init__, since the communicator may be closed from then on."""
         self._rank = rank
         self._world_size = world_size
-        self._made = next(_numbers)
+        self._opening = next(_numbers)
         _open.add(self)
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: returns the seconds that remain."""
     for opened in list(_open):
         opened.process_ends()
-    for opened in sorted(_open, key=attrgetter("_made"), reverse=True):
+    for opened in sorted(_open, key=attrgetter("_opening"), reverse=True):
         opened.close(left())
 
 
