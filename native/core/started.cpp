@@ -21,7 +21,7 @@ private:
     bool for_waiters() const override { return true; }
     bool begun() const override { return bool(started_.finish); }
     bool ready() const override {
-        const StepRing& ring = comm_.transport_.ring;
+        StepRing& ring = comm_.transport_.ring;
         return started_.awaited == Started::kAll ? ring.all_arrived(started_.step)
                                                  : ring.arrived(started_.awaited, started_.step);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,41 @@ def test_results_are_complete_once_done_is_true() -> None:
         assert base.tolist() == [[1, 2, 1, 1]] * 4
 
     run_ranks(ranks, 2)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_polling_is_waiting_for_a_peer_that_has_left_its_part(backend: str) -> None:
+    """Rank 0 begins its part only when somebody waits, as it fills in the neutral element too; rank 1 has begun."""
+
+    def ranks(group: Group) -> None:
+        other = group.dup()
+        work = other.exscan(np.full(3, 5.0), "max", async_op=True)
+        if group.rank == 1:
+            end = time.monotonic() + 20
+            while not work.done():
+                assert time.monotonic() < end, "it is never done"
+        group.barrier()  # in which rank 0 is meanwhile
+        assert work.wait().tolist() == [-np.inf, 5.0][group.rank : group.rank + 1] * 3
+
+    run_ranks(ranks, 2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+@pytest.mark.parametrize("length", [1 << 10, 1 << 15, 1 << 18])  # bytes; long ones travel as messages
+def test_a_gather_goes_on_beside_a_root_that_has_only_started_it(backend: str, length: int) -> None:
+    def ranks(group: Group) -> None:
+        other = group.dup()
+        mine = np.full(length, group.rank, np.uint8)
+        for gather in (other.gather_v, other.gather_object):
+            if group.rank == 0:
+                work = gather(mine, 0, async_op=True)
+                group.barrier()
+                assert [block[-1] for block in np.reshape(work.wait(), (2, length))] == [0, 1]
+            else:
+                gather(mine, 0)
+                group.barrier()
+
+    run_ranks(ranks, 2, backend=backend, timeout=20)
 
 
 def test_dropped_works_still_complete() -> None:

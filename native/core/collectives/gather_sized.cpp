@@ -59,11 +59,12 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     const size_t bytes = count * item;
     const uint64_t position = s.reserve(tuning::kShortBlock);
     if (s.rank != root) {
-        post_block(s, block, count, bytes, position);
+        const uint64_t step = post_block(s, block, count, bytes, position);
         s.release(position);
+        if (bytes <= tuning::kShortBlock) return;
+        s.await(root, step);  // a message alone would not call for a root that has left the operation
         const Transfer sent = long_block(root, block, bytes);
-        if (bytes > tuning::kShortBlock) messages.exchange({&sent, 1}, {}, options);
-        return;
+        return void(messages.exchange({&sent, 1}, {}, options));
     }
     const uint64_t step = s.post();
     s.await_senders(step);

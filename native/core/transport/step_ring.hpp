@@ -143,12 +143,17 @@ public:
     void completed() { ++first_started_; }
     // This rank leaves an operation to whoever waits for it. Returns whether a peer does already.
     bool leave_operation();
-    // Whether that step of a peer, or of all peers, is there.
-    bool arrived(int peer, uint64_t step) const { return reached(peer, step + 1); }
-    bool all_arrived(uint64_t step) const {
-        for (int p = 0; p < n; ++p)
-            if (p != rank && !arrived(p, step)) return false;
-        return true;
+    // Whether that step of a peer, or of all peers, is there. Who polls for it waits for it as a sleeper does: a peer
+    // that has left the operation is called for it.
+    bool arrived(int peer, uint64_t step) {
+        if (reached(peer, step + 1)) return true;
+        call_for_operation(peer);
+        return false;
+    }
+    bool all_arrived(uint64_t step) {
+        bool all = true;
+        for (int p = 0; p < n; ++p) all &= p == rank || arrived(p, step);
+        return all;
     }
 
     // Whether results are written with non-temporal stores if all ranks together write so many bytes, and the copy to
