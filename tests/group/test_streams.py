@@ -60,6 +60,18 @@ def test_submit_takes_arguments_and_returns_at_once() -> None:
         assert repr(stream) == f"<Stream 'mine', handle {stream.handle}>"
 
 
+def test_works_are_whole_in_a_program_that_opens_no_group() -> None:
+    code = """
+import rankwise as rw
+with rw.overlap.Stream() as stream:
+    work = stream.submit(lambda: 3)
+    assert isinstance(work, rw.Work)
+    assert (work.result(), work.exception()) == (3, None)
+    work.add_done_callback(lambda work: print(work.wait()))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=True, stdout=subprocess.PIPE).stdout == b"3\n"
+
+
 @pytest.mark.parametrize("error", [ArithmeticError, SystemExit, KeyboardInterrupt])
 def test_a_work_raises_the_error_of_its_function(error: type[BaseException]) -> None:
     def function() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from rankwise._native import Request
+from rankwise._native import Work as EngineWork
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
@@ -17,10 +19,13 @@ from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
-from rankwise.contract.work import OuterWork, Pauses, Work, wait_until
+from rankwise.contract.work import OuterWork, Pauses, Work, adopt, wait_until
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
+
+adopt(EngineWork)  # not only those of the engine's communicators: every stream makes them
+adopt(Request)
 
 
 class Pending:

@@ -475,7 +475,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         flat, local = self._flat.split(color, key), self._local.split(color, key)
         assert flat is not None
         assert local is not None
-        return assemble(flat, local, Layout.of([self.layout.host[rank] for rank in members]), self._forced)
+        part = assemble(flat, local, Layout.of([self.layout.host[rank] for rank in members]), self._forced)
+        part.former_ranks = tuple(members)  # one of a single host's ranks is of that host's communicator
+        return part
 
     def _no_part(self) -> None:
         self._flat.split(-1)

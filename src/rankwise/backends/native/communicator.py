@@ -20,7 +20,7 @@ from rankwise.contract.operations import BARRIER, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType
-from rankwise.contract.work import Work, adopt
+from rankwise.contract.work import Work
 from rankwise.system import tuning_file
 from rankwise.system.once import once
 from rankwise.system.settings import Settings
@@ -28,11 +28,7 @@ from rankwise.system.shared_pages import write_pages
 
 T = TypeVar("T")
 
-# ---- the Works of the engine, and its receives of messages of any length ----
-
-adopt(_native.Work)
-adopt(_native.Request)
-Arrival.register(_native.Request)
+Arrival.register(_native.Request)  # the engine's receives of messages of any length
 
 
 _ANY_DTYPE = -1

@@ -56,6 +56,7 @@ def nested_splits(group: Group) -> None:
         chain.append(_some(chain[-1].split(chain[-1].rank // half)))
     for part in [*chain, *reversed(chain)]:
         assert part.all_reduce(1) == part.world_size
+        assert part.ranks[part.rank] == group.ranks[group.rank]
     for part in reversed(chain[1:]):
         part.close()
 
