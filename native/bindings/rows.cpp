@@ -1,8 +1,9 @@
 // A group's vector collectives in one call from Python: plain arrays, which are divided into rows along axis 0. The
 // ranks' numbers of rows travel with the data, and the result is made when they are known: in `out`, or a new array.
 //
-// Each function on arrays returns whether it did the operation, and leaves its result in a LateResult. If it returns
-// False, nothing was done, and the caller takes the general path, which also reports errors.
+// Each function on arrays returns whether it did the operation, and leaves its result in a LateResult, which the call
+// keeps: Python may drop the Work. If it returns False, nothing was done, and the caller takes the general path, which
+// also reports errors.
 #include <numeric>
 
 #include "plain_array.hpp"
@@ -151,7 +152,7 @@ bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle 
     nb::object result = given.make(mine);
     uint8_t* const memory = memory_of(result, mine * division.item);
     late->set(std::move(result));
-    run(c, x.bytes(), {}, late, [=, &c](const CallOptions& options) {
+    run(c, x.bytes(), {}, late, [=, &c, keep = late](const CallOptions& options) {
         collectives::Division sent = division;
         c.scatter_sized(sent, given.x.data, [=](size_t) { return memory; }, src, options);
     });
@@ -212,7 +213,7 @@ bool reduce_scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::han
     nb::object result = given.make(mine);
     uint8_t* const memory = memory_of(result, mine * x.row().bytes());
     late->set(std::move(result));
-    run(c, x.bytes(), x.description(), late, [=, &c, reduce_op = *named](const CallOptions& options) {
+    run(c, x.bytes(), x.description(), late, [=, &c, keep = late, reduce_op = *named](const CallOptions& options) {
         c.reduce_scatter_v(given.x.data, memory, counts, DType(given.x.dtype), reduce_op, options);
     });
     return given.into.written();

@@ -37,6 +37,48 @@ def test_synchronize_raises_the_groups_failure(backend: str) -> None:
     run_ranks(ranks, 2, backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_nobody_else_gets_the_memory_of_a_dropped_work(backend: str) -> None:
+    """Rank 0 drops the only references to its arrays, and has filled others of the same size, before rank 1 calls."""
+
+    def ranks(group: Group) -> None:
+        part, length, root = group.dup(), 6_000, group.rank == 0
+        counts = [length // 2] * 2
+        starts: list[Callable[[], object]] = [
+            lambda: part.all_reduce(np.ones(length), async_op=True),
+            lambda: part.reduce(np.ones(length), async_op=True),
+            lambda: part.broadcast(np.ones(length), async_op=True),
+            lambda: part.all_gather(np.ones(length // 2), async_op=True),
+            lambda: part.gather(np.ones(length // 2), async_op=True),
+            lambda: part.scatter(np.ones(length) if root else None, async_op=True),
+            lambda: part.reduce_scatter(np.ones(length), async_op=True),
+            lambda: part.all_to_all(np.ones(length), async_op=True),
+            lambda: part.all_gather_v(np.ones(length // 2), async_op=True),
+            lambda: part.gather_v(np.ones(length // 2), async_op=True),
+            lambda: part.scatter_v(np.ones(length) if root else None, counts if root else None, async_op=True),
+            lambda: part.reduce_scatter_v(np.ones(length), counts, async_op=True),
+            lambda: part.all_to_all_v(np.ones(length), counts, async_op=True),
+            lambda: part.scan(np.ones(length), async_op=True),
+            lambda: part.exscan(np.ones(length), async_op=True),
+            lambda: part.sendrecv(np.ones(length), 1 - part.rank, 1 - part.rank, async_op=True),
+        ]
+        for number, start in enumerate(starts):
+            if root:
+                start()
+                others = [np.full(count, 7.0) for count in (length // 2, length) for _ in range(4)]
+                group.send(number, 1)
+                part.barrier()
+                part.stream.synchronize()
+                assert all((other == 7.0).all() for other in others), f"operation {number} wrote elsewhere"
+            else:
+                assert group.recv((), 0, dtype=int) == number
+                start()
+                part.barrier()
+                part.stream.synchronize()
+
+    run_ranks(ranks, 2, backend=backend)
+
+
 def test_synchronize_raises_the_failure_of_a_wait() -> None:
     """No operation follows the wait, so no Work can raise the failure."""
 
