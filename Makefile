@@ -45,7 +45,7 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 test: $(ENV)/.made ## every backend, algorithm and front-end; about 13 minutes on 2 cores, builds included
 	@$(ENV)/bin/python tests/parts.py --env $(ENV) test
 
-test-all: $(ENV)/.made ## make test, and most tests that take longer: two hours; PART=NAME runs one part, with ARGS="..."
+test-all: $(ENV)/.made ## make test, and most tests that take longer: two and a half hours; PART=NAME runs one part, with ARGS="..."
 	@$(ENV)/bin/python tests/parts.py --env $(ENV) $(or $(PART),all) $(ARGS)
 
 # clang-tidy takes the files of a folder together: most of its time goes into the headers that they share.

@@ -123,6 +123,11 @@ PARTS = {
         ),
         (".native", ".test"),
     ),
+    "fuzz-long": Part(
+        "fuzzing guided by coverage: half an hour",
+        ("{bin}/python tests/fuzz/run.py --minutes 30 {args}",),
+        (".native",),
+    ),
     "engines": Part(
         "the whole conformance suite on gloo, Open MPI, MPICH and hierarchical, on 2 and 4 ranks: 5 minutes",
         (f"RANKWISE_ENGINES=full {PYTEST} {CONFORMANCE} {FOUR_AT_ONCE} {{args}}",),
@@ -161,6 +166,11 @@ PARTS = {
         ),
     ),
     # ---- only on request ----
+    "fuzz": Part(
+        "fuzzing guided by coverage: a minute, after the build; CI runs it; ARGS='--minutes 5 status_fuzz'",
+        ("{bin}/python tests/fuzz/run.py {args}",),
+        (".native",),
+    ),
     "steady": Part(
         "the tests that a change adds or edits, 50 times beside busy loops; ARGS='--base REV' names what it changes",
         ("{bin}/python tests/steady.py {args}",),
@@ -226,6 +236,7 @@ ALL = (
     "sanitizers",
     "poison",
     "pages",
+    "fuzz-long",
     "engines",
     "multihost",
     "faults",

@@ -12,32 +12,6 @@ namespace {
 
 int checked(const SegmentView& v, int rank) { return checked_number("rank", rank, v.world_size()); }
 
-struct RankState {
-    QualifiedPid pid;
-    bool joined, exited;
-    std::optional<int> exit_status;
-    uint64_t operations, bytes;
-    int64_t waited;
-    Whereabouts where;
-};
-
-RankState state(const SegmentView& v, int rank) {
-    const RankRecord& r = v.header().ranks[checked(v, rank)];
-    const bool joined =
-        r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
-    const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
-    const uint64_t status = r.exit_status.load();
-    const bool exited = ended > 0 && ended == latest;
-    return {r.pid.load(),
-            joined,
-            exited,
-            status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
-            r.operations.load(),
-            r.bytes.load(),
-            ns_of_ticks(v.header(), r.waited.load()),
-            whereabouts(v, rank)};
-}
-
 class TraceWriter {
 public:
     TraceWriter(int segment_fd, int rank)
@@ -145,7 +119,8 @@ void bind_trace(nb::module_& m) {
         .def(nb::init<int>(), nb::arg("fd"))
         .def_prop_ro("world_size", &SegmentView::world_size)
         .def_prop_ro("started", [](const SegmentView& v) { return v.header().started.realtime; })
-        .def("state", &state, nb::arg("rank"))
+        .def(
+            "state", [](const SegmentView& v, int rank) { return rank_state(v, checked(v, rank)); }, nb::arg("rank"))
         .def(
             "operations", [](const SegmentView& v, int rank) { return operations(v, checked(v, rank)); },
             nb::arg("rank"));

@@ -77,7 +77,7 @@ SharedBlock::Ticket SharedBlock::made(bool filled) const {
 
 bool SharedBlock::take() const {
     const Heap& heap = segment().heap();
-    const auto& [place, number] = ticket_;
+    const uint64_t place = ticket_.first, number = ticket_.second;
     bool taken = false;
     heap.visit_block(place, BlockKind::Shared, [&](uint64_t offset) {
         SharedHeader& header = *segment().at<SharedHeader>(offset);

@@ -237,6 +237,15 @@ void views_of_other_files() {
     CHECK_EQ(view.world_size(), 1);
     CHECK_EQ(ranks::thrown([&] { SegmentView again(copy.get()); }), "BadArgument");  // it is too short for so many
     munmap(header, sizeof(SegmentHeader));
+
+    const Descriptor huge(memfd_create("rankwise", MFD_ALLOW_SEALING | MFD_HUGETLB));  // its pages may be lacking
+    if (!huge || ftruncate(huge.get(), 1 << 30) != 0 ||
+        fcntl(huge.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+        std::cerr << "not tested: a segment of huge pages; this system has none\n";
+        return;
+    }
+    CHECK_EQ(ranks::thrown([&] { SegmentView view(huge.get()); }), "BadArgument");
+    CHECK_EQ(ranks::thrown([&] { Segment::attach(huge.get()); }), "BadArgument");
 }
 
 // Whatever is in an entry, reading it harms nobody.

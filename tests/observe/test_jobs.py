@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rankwise._native import Segment
+from rankwise.observe import jobs
 from rankwise.observe.jobs import RunningJob, _behind, _variable
 
 
@@ -51,3 +54,29 @@ def test_what_another_user_has_chosen_neither_reaches_the_terminal_nor_fails() -
         assert RunningJob(view, holders={(0, 0): process.pid}).command.endswith("input() ?[2J?é")
         assert _variable(process.pid, "RANKWISE_RANK") == 0
         process.communicate(b"\n")
+
+
+def test_stacks_that_another_user_has_made_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = '  File "é.py", line 1\n'
+    monkeypatch.setattr(jobs, "request_stacks", lambda fd: {0: f"\x1b]0;title\x07\x9b2J{stack}"})
+    view: Any = SimpleNamespace(world_size=0)
+    assert RunningJob(view, path=os.devnull).stacks() == {0: f"?]0;title??2J{stack}"}
+
+
+def test_a_pipe_that_is_called_like_a_segment_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have one in a mount namespace."""
+    pipe = str(tmp_path / "memfd:rankwise ")
+    os.mkfifo(pipe)
+    monkeypatch.setattr(jobs, "_NAME", pipe)
+    fd, segment = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), Segment.create(1)
+    found: dict[int, RunningJob] = {}
+    try:
+        jobs._add_segments(os.getpid(), found)  # opens it
+        assert found == {}
+        monkeypatch.setattr(jobs, "_NAME", "/memfd:rankwise ")
+        jobs._add_segments(os.getpid(), found)
+        assert os.fstat(segment.fd).st_ino in found
+    finally:
+        os.close(fd)

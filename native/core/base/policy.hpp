@@ -71,9 +71,10 @@ inline constexpr int kWatched = 8;
 inline constexpr std::chrono::milliseconds kToFindLoss{200}, kToReportLoss{1000};
 // How long an exit status is waited for: if it may be reported, and if it is sure to be.
 inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
-inline constexpr std::chrono::milliseconds kCallSiteTimeout{500};  // to wait for other ranks' call sites
-inline constexpr std::chrono::seconds kStacksTimeout{1};           // to wait for other ranks' stacks
-inline constexpr size_t kStacksText = 32 * KiB;                    // of one rank
+inline constexpr std::chrono::milliseconds kExplanationTimeout{500};  // for a thread that is a few stores ahead
+inline constexpr std::chrono::milliseconds kCallSiteTimeout{500};     // to wait for other ranks' call sites
+inline constexpr std::chrono::seconds kStacksTimeout{1};              // to wait for other ranks' stacks
+inline constexpr size_t kStacksText = 32 * KiB;                       // of one rank
 // A rank waits this long for a decision, times the number of ranks before it, until it proposes an outcome itself.
 inline constexpr std::chrono::milliseconds kPatience{50};
 // How long a rank waits for a peer that may be stopped, while that peer may be writing to the rank's array or reading a

@@ -5,9 +5,9 @@
 
 namespace rankwise {
 
-struct QualifiedPid {
-    int32_t number = 0;          // 0: unknown
-    uint32_t pid_namespace = 0;  // the namespace's inode; 0: unknown (all unknown ones count as one)
+struct alignas(8) QualifiedPid {  // in one atomic word
+    int32_t number = 0;           // 0: unknown
+    uint32_t pid_namespace = 0;   // the namespace's inode; 0: unknown (all unknown ones count as one)
 
     static QualifiedPid own();
     bool operator==(const QualifiedPid&) const = default;

@@ -103,7 +103,8 @@ Op op_named(const std::string& name) {
 
 Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& names, const std::string& backend) {
     Forced forced{};
-    for (const auto& [operation, algorithm] : names) {
+    for (const auto& [operation, chosen] : names) {
+        const std::string& algorithm = chosen;  // clang 14 has no bindings in lambdas
         const Entry* entry = find(operation);
         if (!entry) throw BadArgument("RANKWISE_ALGORITHM: the operation " + no_operation(operation, " to " + backend));
         const auto& [op, list] = *entry;

@@ -33,9 +33,18 @@ Descriptor open_pipe(const std::string& process, int fd, uint64_t inode, int how
     return found ? std::move(pipe) : Descriptor(-1);
 }
 
-void notify(const RankRecord& r) {
-    const Descriptor pipe =
-        open_pipe(std::to_string(r.pid.load().number), r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
+// Whether the process belongs to whoever has made the segment, who could name any other one there to a reader that is
+// root.
+bool same_owner(const Segment& segment, const std::string& process) {
+    struct stat file, folder;
+    return fstat(segment.fd(), &file) == 0 && stat(("/proc/" + process).c_str(), &folder) == 0 &&
+           file.st_uid == folder.st_uid;
+}
+
+void notify(const Segment& segment, const RankRecord& r) {
+    const std::string process = std::to_string(r.pid.load().number);
+    if (!same_owner(segment, process)) return;
+    const Descriptor pipe = open_pipe(process, r.doorbell.load() - 1, r.doorbell_inode.load(), O_WRONLY);
     if (!pipe) return;
     [[maybe_unused]] const ssize_t written = write(pipe.get(), "", 1);  // if it is full, the rank will look anyway
 }
@@ -106,13 +115,13 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks, std::c
     std::vector<std::pair<int, uint32_t>> requests;  // rank, number of the request
     for (int rank : ranks) {
         RankRecord& r = segment.record(rank);
-        if (!r.doorbell.load() || segment.present_process(rank) < 0) continue;
+        if (r.doorbell.load() <= 0 || segment.present_process(rank) < 0) continue;
         if (!r.pid.load().in_own_namespace()) {  // in /proc its pid is missing, or another process's
             answers.emplace_back(rank, "no stacks: its process is in another container (PID namespace)");
             continue;
         }
         requests.emplace_back(rank, r.stacks_requested.fetch_add(1) + 1);
-        notify(r);
+        notify(segment, r);
     }
     Waiter waiter(timeout);
     for (const auto& [rank, request] : requests) {

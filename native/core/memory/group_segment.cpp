@@ -1,7 +1,5 @@
 #include "memory/group_segment.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include "base/mix.hpp"
 #include "kernels/copy.hpp"
 #include "memory/agreements.hpp"
+#include "sync/waiter.hpp"
 
 namespace rankwise {
 
@@ -35,16 +34,17 @@ struct Layout {
 bool GroupSegment::intact() const {
     if (nranks < 1 || nranks > kMaxRanks) return false;
     const Layout layout{size_t(nranks)};
+    if (bytes != layout.bytes || slot_bytes != layout.slot || staging != layout.staging ||
+        channels != layout.channels || members != layout.members || agreements != layout.agreements)
+        return false;  // the ranks may lie anywhere
     const auto* const ranks = reinterpret_cast<const int32_t*>(reinterpret_cast<const uint8_t*>(this) + layout.members);
-    if (std::any_of(ranks, ranks + nranks, [](int32_t rank) { return rank < 0 || rank >= kMaxRanks; })) return false;
-    return bytes == layout.bytes && slot_bytes == layout.slot && staging == layout.staging &&
-           channels == layout.channels && members == layout.members && agreements == layout.agreements;
+    return std::all_of(ranks, ranks + nranks, [](int32_t rank) { return rank >= 0 && rank < kMaxRanks; });
 }
 
 GroupSegment* find_group(const Segment& segment, uint64_t offset) {
     const size_t room = segment.heap().room(offset, BlockKind::GroupSegment);
     auto* const group = segment.at<GroupSegment>(offset);
-    return room >= sizeof(GroupSegment) && group->intact() && group->bytes <= room ? group : nullptr;
+    return room >= sizeof(GroupSegment) && group->bytes <= room && group->intact() ? group : nullptr;
 }
 
 size_t group_segment_bytes(size_t n) { return Layout(n).bytes; }
@@ -80,9 +80,10 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 }
 
 void release_group_segment(Segment& segment, uint64_t offset) {
-    GroupSegment& group = *segment.at<GroupSegment>(offset);
+    GroupSegment* const found = find_group(segment, offset);
+    if (!found) return;  // it stays allocated: its parts cannot be found
+    GroupSegment& group = *found;
     const Heap& heap = segment.heap();
-    if (!group.intact()) return;  // it stays allocated: its parts cannot be found
     const auto release = [&](uint64_t block, BlockKind kind) {
         if (heap.room(block, kind))
             heap.release(block);  // else there is none, or a stray write has overwritten its offset
@@ -107,12 +108,12 @@ Failure GroupSegment::failure() const {
 
 void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {
     PeerSlot& peer_slot = group.peers[rank];
-    const bool explained = !how.empty();
+    bool explained = !how.empty();
+    if (explained && peer_slot.explained.exchange(1)) {  // by another thread of this rank, or a stray write
+        if (Waiter(kExplanationTimeout).watch({}, [&] { return group.failed(); })) return;
+        explained = false;
+    }
     if (explained) {
-        if (peer_slot.explained.exchange(1)) {  // another thread of this rank is a few stores ahead
-            while (!group.failed()) sched_yield();
-            return;
-        }
         const size_t length = std::min(how.size(), sizeof peer_slot.why - 1);
         std::memcpy(peer_slot.why, how.data(), length);
         peer_slot.why[length] = 0;

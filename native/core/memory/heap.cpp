@@ -47,13 +47,17 @@ void Heap::create(uint64_t begin, uint64_t end) {
         throw Error("this system has pages of " + std::to_string(page_bytes() / KiB) +
                     " KiB, and rankwise needs pages of " + std::to_string(kUnit / KiB) + " KiB or less");
     header_.table = table_ = begin;
-    header_.units = units_ = uint32_t((end - begin - page_bytes()) / (kUnit + sizeof(Unit)));
+    header_.units = units_ = units_between(begin, end);
     header_.first = first_ = round_up(begin + units_ * sizeof(Unit), page_bytes());
 }
 
-bool Heap::fits(uint64_t bytes) const {
-    return first_ <= bytes && units_ <= (bytes - first_) / kUnit && table_ <= first_ &&
-           units_ <= (first_ - table_) / sizeof(Unit);
+uint32_t Heap::units_between(uint64_t begin, uint64_t end) {
+    return uint32_t((end - begin - page_bytes()) / (kUnit + sizeof(Unit)));
+}
+
+bool Heap::fits(uint64_t begin, uint64_t end) const {
+    return begin < end && end - begin > page_bytes() && table_ == begin && units_ == units_between(begin, end) &&
+           first_ == round_up(begin + units_ * sizeof(Unit), page_bytes());
 }
 
 uint32_t Heap::units_used() const { return std::min(header_.used.load(), units_); }
@@ -115,7 +119,8 @@ uint32_t Heap::units_of(uint32_t index, Word word) const {
 uint32_t Heap::find(size_t units) const {
     uint32_t row = 0, end = 0, longest = 0;
     walk([&](uint32_t index, Word word) {
-        row = word.kind == BlockKind::Free && index == end ? row + 1 : word.kind == BlockKind::Free;
+        const bool free = word == Word{};  // and not only of this kind: claim would never get an overwritten one
+        row = free && index == end ? row + 1 : free;
         end = index + 1;
         longest = std::max(longest, row);
         return row < units;

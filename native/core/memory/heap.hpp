@@ -48,8 +48,8 @@ public:
     Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks)
         : fd_(fd), base_(base), header_(header), ranks_(ranks), table_(header.table), first_(header.first),
           units_(header.units) {}
-    // Whether the heap lies within so many bytes.
-    bool fits(uint64_t bytes) const;
+    // Whether it is what `create` makes of these bytes.
+    bool fits(uint64_t begin, uint64_t end) const;
     // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
     // freed after its death.
     void set_owner(int rank, uint32_t process);
@@ -87,12 +87,13 @@ public:
 
 private:
     static constexpr uint32_t kNobody = 0xffffff;  // a process that is no rank, or whose threads are ranks
-    struct Word {
+    struct alignas(8) Word {                       // else clang 14 calls libatomic
         uint32_t number =
             0;  // in a block's first unit, how many units the block has; in a Continued one, how many precede it
         uint32_t owner : 24 =
             0;  // who has reserved or allocated the block: the rank in the low bits, the number of its process above
         BlockKind kind : 8 = BlockKind::Free;
+        bool operator==(const Word&) const = default;
     };
     struct Unit {
         std::atomic<Word> word;
@@ -100,6 +101,7 @@ private:
     };
     static_assert(sizeof(Word) == 8 && std::atomic<Word>::is_always_lock_free);
 
+    static uint32_t units_between(uint64_t begin, uint64_t end);
     Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + table_)[index]; }
     uint32_t units_used() const;
     uint64_t offset_of(uint32_t index) const;

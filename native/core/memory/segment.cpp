@@ -1,10 +1,12 @@
 #include "memory/segment.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -111,7 +113,8 @@ size_t sealed_bytes(int fd) {
     constexpr int sealed = F_SEAL_SHRINK | F_SEAL_GROW;
     if (const int seals = fcntl(fd, F_GET_SEALS); seals < 0 || (seals & sealed) != sealed)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment: its size is not sealed");
-    if (size_t(info.st_size) < sizeof(SegmentHeader))
+    struct statfs system;  // huge pages may be lacking when they are used
+    if (size_t(info.st_size) < sizeof(SegmentHeader) || fstatfs(fd, &system) != 0 || system.f_type == HUGETLBFS_MAGIC)
         throw BadArgument("fd: " + std::to_string(fd) + " is not a rankwise segment");
     return size_t(info.st_size);
 }
@@ -123,7 +126,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     std::shared_ptr<Segment> segment(new Segment(std::move(own), bytes));
     const SegmentHeader& header = segment->header();
     if (header.magic != kSegmentMagic || header.bytes != bytes || !valid_world_size(segment->world_size()) ||
-        !segment->heap().fits(bytes))
+        !segment->heap().fits(SegmentLayout(segment->world_size()).heap, bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
     segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;
@@ -199,9 +202,9 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     announce_roster();
     std::vector<uint64_t> unused;
     heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
-        GroupSegment& group = *at<GroupSegment>(offset);
-        if (!group.intact()) return;
-        if (const int peer = group_lost_process(group, rank, process); peer >= 0 && group.detach(peer))
+        GroupSegment* const group = find_group(*this, offset);
+        if (!group) return;
+        if (const int peer = group_lost_process(*group, rank, process); peer >= 0 && group->detach(peer))
             unused.push_back(offset);
     });
     for (uint64_t group : unused) release_group_segment(*this, group);

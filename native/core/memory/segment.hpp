@@ -114,7 +114,10 @@ public:
     int world_size() const { return world_size_; }
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
-    template <class T = uint8_t> T* at(uint64_t offset) const { return reinterpret_cast<T*>(base_ + offset); }
+    // The offset may be any number if nobody uses the pointer before `contains` or Heap::room has checked it.
+    template <class T = uint8_t> T* at(uint64_t offset) const {
+        return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base_) + offset);
+    }
     // Whether these bytes lie in the segment.
     bool contains(const void* p, size_t bytes) const {
         const size_t offset = offset_of(p);  // wraps around for an address before the segment

@@ -96,7 +96,8 @@ struct Channel {
     bool sender_writes() const { return job.writing.load(); }
     // The capacity is a power of two: a division would take longer than a short message's copy.
     uint64_t place(uint64_t at) const { return at & (capacity - 1); }
-    // Messages start at multiples of kCacheLine.
+    // Messages start at multiples of kCacheLine. If a stray write has changed `at`, the header is still in the ring.
+    uint64_t place_of_header(uint64_t at) const { return at & (capacity - kCacheLine); }
     static uint64_t pad_of(uint64_t end) { return (kCacheLine - end % kCacheLine) % kCacheLine; }
     uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
     uint64_t waiting() const {
@@ -107,12 +108,14 @@ struct Channel {
     // has the same value once in 2^64 cases.
     uint64_t stamp(uint64_t at) const { return first_stamp + at; }
     std::atomic_ref<uint64_t> stamp_at(uint64_t at) {
-        return std::atomic_ref(reinterpret_cast<Header*>(ring + place(at))->stamp);
+        return std::atomic_ref(reinterpret_cast<Header*>(ring + place_of_header(at))->stamp);
     }
-    void put_header(uint64_t at, const Header& h) { std::memcpy(ring + place(at), &h, offsetof(Header, stamp)); }
+    void put_header(uint64_t at, const Header& h) {
+        std::memcpy(ring + place_of_header(at), &h, offsetof(Header, stamp));
+    }
     Header header(uint64_t at) const {
         Header h;
-        std::memcpy(&h, ring + place(at), offsetof(Header, stamp));
+        std::memcpy(&h, ring + place_of_header(at), offsetof(Header, stamp));
         return h;
     }
     // The bytes of the ring that a message of `bytes` occupies, with its header and padding.

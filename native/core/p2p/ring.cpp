@@ -7,6 +7,7 @@ bool Messages::push(int to, bool helps) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
     Channel& c = *channel(rank_, to, true);
+    if (c.room() > c.capacity) overwritten("a count of bytes", rank_, to);
     bool moved = helps && !out.offered.empty() && help_to_fetch(c, to);
     for (;;) {
         if (!out.writing && !begin_next(c, to, moved)) return moved;
@@ -103,6 +104,7 @@ bool Messages::read(int from, bool all) {
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
         uint64_t at = before, waiting = c->waiting();
+        if (waiting > c->capacity) overwritten("a count of bytes", from, rank_);
         bool received = false;
         if (!in.message && !in.pad && waiting >= sizeof(Header) && !read_header(*c, from, at, waiting)) return moved;
         if (in.message) {

@@ -66,7 +66,7 @@ private:
     std::atomic<uint32_t> state_{0};  // futex: kDone, and above it a count of wake-ups
     std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> noticed_{false};
-    const ForkMark fork_;
+    const ForkMark fork_{};
     std::shared_ptr<StreamCore> stream_;  // on which it is queued
     std::string site_;                    // where the program submitted it; or place_
     CodePlace place_;

@@ -16,15 +16,20 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
 
+// The times in a segment may be any numbers, and so are their sums and differences, which wrap around.
+int64_t sum(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
+int64_t difference(int64_t a, int64_t b) { return int64_t(uint64_t(a) - uint64_t(b)); }
+int64_t whole(double ns) { return int64_t(std::clamp(ns, -0x1p62, 0x1p62)); }
+
 // ns per tick, from the clocks at the segment's creation and now.
 double ns_per_tick(const SegmentHeader& h) {
     const ClockReading now = ClockReading::now();
     const uint64_t ticks = now.ticks - h.started.ticks;
-    return ticks ? double(now.monotonic - h.started.monotonic) / double(ticks) : 1;
+    return ticks ? double(difference(now.monotonic, h.started.monotonic)) / double(ticks) : 1;
 }
 
 int64_t ns_since_epoch(const SegmentHeader& h, uint64_t ticks, double rate) {
-    return h.started.realtime + int64_t(double(int64_t(ticks - h.started.ticks)) * rate);
+    return sum(h.started.realtime, whole(double(int64_t(ticks - h.started.ticks)) * rate));
 }
 
 bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
@@ -53,7 +58,7 @@ bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o
     o.peer = message ? std::optional(int(root_or_peer)) : std::nullopt;
     o.tag = message ? std::optional(int(int32_t(group_and_tag >> 32))) : std::nullopt;
     o.begin = ns_since_epoch(h, begin, rate);
-    o.waited = int64_t(double(waited) * rate);
+    o.waited = whole(double(waited) * rate);
     o.end = end ? std::optional(ns_since_epoch(h, end, rate)) : std::nullopt;
     o.failed = what & kFailed;
     o.background = what & kBackground;
@@ -105,7 +110,7 @@ void end_operations(const TracedSegment& segment, int rank) {
     }
 }
 
-int64_t ns_of_ticks(const SegmentHeader& h, uint64_t ticks) { return int64_t(double(ticks) * ns_per_tick(h)); }
+int64_t ns_of_ticks(const SegmentHeader& h, uint64_t ticks) { return whole(double(ticks) * ns_per_tick(h)); }
 
 std::vector<Operation> operations(const TracedSegment& segment, int rank) {
     const double rate = ns_per_tick(segment.header);
@@ -114,7 +119,7 @@ std::vector<Operation> operations(const TracedSegment& segment, int rank) {
     result.reserve(kTraced);
     for (int i = 0; i < kTraced; ++i) {
         Operation o;
-        for (int tries = 0; tries < 100; ++tries) {
+        for (int tries = 0; tries < 100 && ring[i].stamp.load(relaxed); ++tries) {  // 0: unused
             if (!read(segment.header, ring[i], rate, o)) continue;
             result.push_back(o);
             break;
@@ -137,7 +142,8 @@ Whereabouts whereabouts(const TracedSegment& segment, int rank) {
     const Operation* one = current ? current : last;
     if (!one) return {};
     const int64_t now = ns_since_epoch(segment.header, ticks(), ns_per_tick(segment.header));
-    Whereabouts where{*one, current != nullptr, std::max<int64_t>(0, now - (current ? one->begin : *one->end)), {}};
+    Whereabouts where{
+        *one, current != nullptr, std::max<int64_t>(0, difference(now, current ? one->begin : *one->end)), {}};
     std::copy_if(all.begin(), all.end(), std::back_inserter(where.others),
                  [&](const Operation& o) { return !o.end && !o.part && &o != current; });
     return where;
@@ -177,9 +183,26 @@ SegmentView::SegmentView(int fd) {
     bytes_ = known ? SegmentLayout(world_size_).heap : 0;
     if (!known || bytes_ > whole) throw BadArgument(refusal);
     base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
-    if (base_ == MAP_FAILED) throw Error("mapping the segment for reading failed");
+    if (base_ == MAP_FAILED) throw BadArgument("fd: mapping the segment for reading failed");
 }
 
 SegmentView::~SegmentView() { munmap(base_, bytes_); }
+
+RankState rank_state(const SegmentView& view, int rank) {
+    const RankRecord& r = view.header().ranks[rank];
+    const bool joined =
+        r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
+    const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
+    const uint64_t status = r.exit_status.load();
+    const bool exited = ended > 0 && ended == latest;
+    return {r.pid.load(),
+            joined,
+            exited,
+            status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
+            r.operations.load(),
+            r.bytes.load(),
+            ns_of_ticks(view.header(), r.waited.load()),
+            whereabouts(view, rank)};
+}
 
 }  // namespace rankwise

@@ -149,4 +149,15 @@ private:
     size_t bytes_;
 };
 
+// What a segment records about one rank.
+struct RankState {
+    QualifiedPid pid;
+    bool joined, exited;
+    std::optional<int> exit_status;
+    uint64_t operations, bytes;
+    int64_t waited;  // ns
+    Whereabouts where;
+};
+RankState rank_state(const SegmentView& view, int rank);
+
 }  // namespace rankwise

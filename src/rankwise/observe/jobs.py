@@ -68,8 +68,7 @@ class RunningJob:
             text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             return ""
-        # Another user may have chosen it, and it must not tell the reader's terminal what to do.
-        return "".join(letter if letter.isprintable() or letter.isspace() else "?" for letter in text)
+        return _harmless(text)
 
     def ranks(self) -> list[RankView]:
         """Every rank on this host as it is now."""
@@ -95,7 +94,7 @@ class RunningJob:
         finally:
             os.close(fd)
         first = self._first()
-        stacks = {first + index: text for index, text in found.items()}
+        stacks = {first + index: _harmless(text) for index, text in found.items()}
         for node in self.others:
             stacks |= node.stacks()
         return stacks
@@ -137,6 +136,11 @@ class RunningJob:
         pid = self.holders.get(_inner_pid_of(state))
         letter = _stat(pid)[proc.STATE] if pid else "X"
         return {"T": "stopped", "t": "stopped", "Z": "ended", "X": "left"}.get(letter, "alive")
+
+
+def _harmless(text: str) -> str:
+    """What another user may have chosen, without what would tell the reader's terminal what to do."""
+    return "".join(letter if letter.isprintable() or letter.isspace() else "?" for letter in text)
 
 
 def _variable(pid: int | None, name: str) -> int:
@@ -238,7 +242,8 @@ def _add_segments(pid: int, found: dict[int, RunningJob]) -> None:
         try:
             inode = os.stat(path).st_ino
             if inode not in found:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # A pipe that another user calls like a segment must not keep this process waiting.
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     found[inode] = RunningJob(SegmentView(fd), path)
                 finally:
