@@ -1,8 +1,10 @@
-"""Errors and results of ranks whose pickling, and whose text, raise errors of any kind."""
+"""Errors and results of ranks whose pickling, unpickling and text raise errors of any kind."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 KINDS = (RuntimeError, SystemExit, KeyboardInterrupt, RecursionError)
 
@@ -19,10 +21,32 @@ class Full(Exception):
 
 
 class Unshowable(Full):
-    """So does its text."""
+    """So do its text and its representation."""
 
     def __str__(self) -> str:
         raise self.kind
+
+    __repr__ = __str__
+
+
+class Torn(Full):
+    """Its unpickling in another process raises an error of this kind."""
+
+    def __reduce__(self) -> Any:
+        return _torn, (self.kind, os.getpid())
+
+
+class Changed(Full):
+    """It is unpickled as something that is no error."""
+
+    def __reduce__(self) -> Any:
+        return str, ("disk is full",)
+
+
+def _torn(kind: type[BaseException], pid: int) -> Torn:
+    if os.getpid() != pid:
+        raise kind("torn")
+    return Torn(kind)
 
 
 @dataclass(frozen=True)
@@ -43,5 +67,5 @@ def fails_frozen() -> None:
     raise Frozen("disk is full")
 
 
-def gives(kind: type[BaseException]) -> Full:
-    return Full(kind)
+def gives(error: type[Full], kind: type[BaseException]) -> Full:
+    return error(kind)

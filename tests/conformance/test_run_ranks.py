@@ -153,7 +153,7 @@ def test_whatever_the_methods_of_an_error_or_a_result_raise(backend: str) -> Non
             run_ranks(lambda group, kind=kind: hostile.fails(hostile.Unshowable, kind), 1, backend=backend)
     if backend == "shm":
         with pytest.raises(RanksFailed, match="SystemExit"):
-            run_ranks(lambda group: hostile.gives(SystemExit), 1, backend=backend)
+            run_ranks(lambda group: hostile.gives(hostile.Full, SystemExit), 1, backend=backend)
 
 
 def test_functions_of_a_program_without_a_file() -> None:

@@ -169,7 +169,7 @@ def test_whatever_the_methods_of_an_error_or_a_result_raise(backend: str) -> Non
     def ranks(group: Group) -> None:
         def task(number: int) -> Any:
             kind = (RuntimeError, SystemExit, RecursionError)[number % 3]
-            return hostile.gives(kind) if number < 3 else hostile.fails(hostile.Unshowable, kind)
+            return hostile.gives(hostile.Full, kind) if number < 3 else hostile.fails(hostile.Unshowable, kind)
 
         found = group.imap(task, on(group, 0, range(9)), allow_pickle=True)
         for number in range(9) if group.rank == 0 else ():

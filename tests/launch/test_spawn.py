@@ -187,7 +187,9 @@ def test_whatever_the_methods_of_an_error_or_a_result_raise() -> None:
     with pytest.raises(rw.RankwiseError, match="rank 0 raised Unshowable, which cannot be shown"):
         rw.spawn(hostile.fails, 1, hostile.Unshowable, SystemExit)
     with pytest.raises(TypeError, match=r"the result of fn, Full, cannot be sent back: SystemExit"):
-        rw.spawn(hostile.gives, 1, SystemExit)
+        rw.spawn(hostile.gives, 1, hostile.Full, SystemExit)
+    with pytest.raises(rw.RankwiseError, match="rank 0 raised Changed: disk is full"):
+        rw.spawn(hostile.fails, 1, hostile.Changed, RuntimeError)
     with pytest.raises(TypeError, match=r"fn and its arguments cannot be sent to other processes: RuntimeError"):
         rw.spawn(id, 1, hostile.Full(RuntimeError))
 

@@ -34,11 +34,29 @@ def test_whatever_the_methods_of_an_error_or_a_result_raise_the_rank_stays(pool:
             pool.run(hostile.fails, hostile.Unshowable, kind)
         assert "raise error(kind)" in str(caught.value.__cause__)
         with pytest.raises(TypeError, match="the result of fn, Full, cannot be sent back: "):
-            pool.submit(hostile.gives, kind).result(60)
+            pool.submit(hostile.gives, hostile.Full, kind).result(60)
     with pytest.raises(hostile.Frozen, match="disk is full"):
         pool.submit(hostile.fails_frozen).result(60)
     with pytest.raises(TypeError, match="cannot be sent to other processes: RuntimeError"):
         pool.submit(id, hostile.Full(RuntimeError))
+    assert pool.run(os.getpid) == pids
+
+
+def test_whatever_comes_of_unpickling_an_error_or_a_result_the_ranks_stay(pool: rw.Pool) -> None:
+    pids = pool.run(os.getpid)
+    for kind in hostile.KINDS:
+        for error in (hostile.Torn, hostile.Changed):
+            unwatched = pool.submit(hostile.fails, error, kind)  # the pool's own thread receives it
+            while not unwatched.done():
+                time.sleep(0.001)
+            for call in (unwatched.result, lambda: pool.run(hostile.fails, error, kind)):  # noqa: B023
+                with pytest.raises(rw.RankwiseError, match=rf"rank \d raised {error.__name__}: disk is full") as caught:
+                    call()
+                assert "raise error(kind)" in str(caught.value.__cause__)
+        with pytest.raises(TypeError, match=rf"the result of rank \d cannot be unpickled .*: {kind.__name__}: torn"):
+            pool.submit(hostile.gives, hostile.Torn, kind).result(60)
+        with pytest.raises(KeyboardInterrupt if kind is KeyboardInterrupt else TypeError, match="torn"):
+            pool.run(hostile.gives, hostile.Torn, kind)
     assert pool.run(os.getpid) == pids
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -164,10 +166,16 @@ def unpickled(load: Callable[[], T], what: str) -> T:
     """What `load` unpickles; `what` names it in the error."""
     try:
         return load()
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # whatever its classes raise
+        if isinstance(error, KeyboardInterrupt) and _interrupt_raises():
+            raise
         raise TypeError(f"{what} cannot be unpickled in this process: {described(error)}") from error
+
+
+def _interrupt_raises() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt in this thread."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> BaseException:
@@ -189,12 +197,22 @@ def _failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> BaseException
 def raised_on(rank: int, report: bytes) -> BaseException:
     """The error that a rank reports. Its cause is the traceback there."""
     pickled, description, text = pickle.loads(report)
+    text = text.removesuffix(description.partition("\n")[2] + "\n")  # the rest of a long message, which the error has
+    cause = RankTraceback(f"rank {rank}:\n{text}")
+    error: BaseException
     try:
-        error: BaseException = unpickled(partial(pickle.loads, pickled), "the error")
+        error = unpickled(partial(_error, pickled, cause), "the error")
     except TypeError:
         error = RankwiseError(f"rank {rank} raised {description}")
-    text = text.removesuffix(description.partition("\n")[2] + "\n")  # the rest of a long message, which the error has
-    object.__setattr__(error, "__cause__", RankTraceback(f"rank {rank}:\n{text}"))  # a frozen dataclass refuses it
+        error.__cause__ = cause
+    return error
+
+
+def _error(pickled: bytes, cause: RankTraceback) -> BaseException:
+    error = pickle.loads(pickled)
+    if not isinstance(error, BaseException):
+        raise TypeError(f"its __reduce__ made {type(error).__name__} of it")
+    object.__setattr__(error, "__cause__", cause)  # a frozen dataclass refuses it
     return error
 
 
