@@ -10,6 +10,9 @@ from rankwise.contract.words import SharedWords
 
 T = TypeVar("T")
 
+version: str
+"""The release of rankwise that this process has loaded; another one may have been installed since."""
+
 class Request(Arrival):
     """A send or receive. Until it is complete, source and tag are None."""
 

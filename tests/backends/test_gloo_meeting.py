@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankwise._native import version
 from rankwise.backends.composed.memory import packed, unpacked
 from rankwise.backends.gloo.meeting import _known, gather
 from rankwise.backends.gloo.roster import lengthened, roster_type, shortened
-from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.errors import CollectiveTimeout, MismatchError
+from rankwise.meeting.gathering import opened
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +138,20 @@ def test_every_caller_learns_who_is_missing() -> None:
     for error in gathered(6, [[1, 2], [0], [5]], 1.0):
         assert isinstance(error, CollectiveTimeout), error
         assert (error.missing, error.limit) == ((3, 4), 1.0)
+
+
+@pytest.mark.parametrize(("hello", "release"), [(b"0.0.9\0...", "0.0.9"), (b"...", "of another version")])
+def test_ranks_of_other_versions_are_not_accepted(hello: bytes, release: str) -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    store = TorchStore(OnFirstUse(HashStore))
+    store.set("1", hello)
+    with pytest.raises(MismatchError) as caught:
+        gather(store, {0: b""}, 2, 30.0, time.monotonic() + 30.0)
+    why = f"init: rank 1 runs rankwise {release}, rank 0 runs rankwise {version}: expected the same version"
+    assert str(caught.value).startswith(why)
+    with pytest.raises(MismatchError, match=re.escape(why)):
+        opened(store.get("answer", time.monotonic() + 30.0))
 
 
 def test_without_rank_0_the_others_say_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 
 import rankwise as rw
 from pool_calls import keep, kept, total
+from rankwise.pool import processes
 
 RANKS = 3
 
@@ -429,6 +431,14 @@ def test_ranks_that_cannot_start_end_the_pool(monkeypatch: pytest.MonkeyPatch, c
             pool.run(total)
         with pytest.raises(rw.PeerLostError, match="exited with status 1"):
             pool.submit(total)
+
+
+def test_ranks_of_another_version_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another one had been installed since this process has loaded its own."""
+    said = rf"of the pool runs rankwise {re.escape(processes.version)}, and this program runs rankwise 0\.0\.9"
+    monkeypatch.setattr(processes, "version", "0.0.9")
+    with rw.Pool(2, timeout=60) as pool, pytest.raises(rw.RankwiseError, match=said):
+        pool.run(total)
 
 
 # ---- output ----

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
-from rankwise._native import SegmentView
-from rankwise.contract.errors import ClosedError, PeerLostError
+from rankwise._native import SegmentView, version
+from rankwise.contract.errors import ClosedError, PeerLostError, RankwiseError
 from rankwise.launch.last_calls import difference, may_differ
 from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import END, RESTART, Losses
@@ -424,7 +424,11 @@ class Processes(PickledRanks):
 
     def _connected(self, meeting: socket.socket) -> None:
         data, (ours, theirs, bell), _, _ = socket.recv_fds(meeting, 256, 3)
-        rank, pid = pickle.loads(data)
+        rank, pid, *versions = pickle.loads(data)
+        if versions != [version]:
+            release = next(iter(versions), "of another version")
+            why = f"rank {rank} of the pool runs rankwise {release}, and this program runs rankwise {version}"
+            raise RankwiseError(f"{why}, which it loaded before another one was installed; start the program again")
         connection = self._connections[rank] = _Connection(ours, theirs, bell, pid)
         if self._leaving:
             connection.end()  # a replacement that was about to start

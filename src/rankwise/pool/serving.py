@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from rankwise._native import end_with
+from rankwise._native import end_with, version
 from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
 from rankwise.initialize import init
@@ -137,7 +137,7 @@ def main(meeting_fd: int) -> None:
             init()
         with socket.socket(fileno=meeting_fd) as meeting, theirs:
             ends = [theirs.fileno(), connection.fileno(), bell]
-            socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid()))], ends)
+            socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid(), version))], ends)
         while True:
             try:
                 message = wire.receive(connection, wire.NOW)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from rankwise import _native
 from rankwise._native import Segment
 from rankwise.backends.native import rendezvous
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, UnsupportedError
@@ -207,6 +208,19 @@ def test_ranks_disagree() -> None:
     for error in meet_all([ranks[0], ranks[1], ranks[1]]):
         assert isinstance(error, MismatchError)
         assert str(error) == "init: two processes are rank 1 of this job"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_of_other_versions_are_not_accepted(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = jobs(2)
+    real = rendezvous._identity
+    other = {"version": "0.0.9"} if known else {"rank": 1}  # what else there is may differ too
+    monkeypatch.setattr(rendezvous, "_identity", lambda job: other if job.rank == 1 else real(job))
+    release = "0.0.9" if known else "of another version"
+    for error in meet_all(ranks):
+        assert isinstance(error, MismatchError)
+        why = f"init: rank 1 runs rankwise {release}, rank 0 runs rankwise {_native.version}"
+        assert str(error) == f"{why}: expected the same version on all ranks"
 
 
 @pytest.mark.parametrize("part", locality.REMEDIES)

@@ -20,13 +20,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from rankwise import _native
 from rankwise.backends.composed.memory import all_gather_bytes, broadcast_bytes, packed, unpacked
 from rankwise.backends.composed.part_errors import of_the_group
 from rankwise.backends.native import rendezvous
 from rankwise.backends.native.communicator import EngineCommunicator
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.job import Job
-from rankwise.meeting.gathering import failed, follow, lead, met, opened, ranks_late
+from rankwise.meeting.gathering import failed, follow, lead, met, opened, other_version, ranks_late
 from rankwise.meeting.store import Missing
 from rankwise.meeting.torch_store import OnFirstUse, TorchStore
 from rankwise.system.own_address import own_address
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 HOST_GRACE = 10.0  # seconds for which the ranks of a host wait longer than their leader, who says what is wrong
+LONGEST_VERSION = 24  # bytes
 ATTEMPT = 0.1  # seconds of the first attempt to connect to the store; each further one takes twice as long
 
 
@@ -121,11 +123,19 @@ def gather(store: TorchStore, mine: Mapping[int, bytes], world_size: int, timeou
     passed. Then CollectiveTimeout is raised, which names the ranks whose values are missing.
     """
     late = ranks_late(timeout)
+    release = _native.version.encode() + b"\0"
+    mine = {rank: release + value for rank, value in mine.items()}
+
+    def decide(values: list[bytes]) -> bytes:
+        for rank, value in enumerate(values):
+            if not value.startswith(release):
+                theirs = value[:LONGEST_VERSION].partition(b"\0")
+                raise other_version(rank, theirs[0].decode("ascii", "ignore") if theirs[1] else "", _native.version)
+        return zlib.compress(packed([value.removeprefix(release) for value in values]), 1)
+
     try:
-        if 0 in mine:
-            answer = lead(store, mine, world_size, end, late, lambda values: zlib.compress(packed(values), 1))
-        else:
-            answer = opened(follow(store, mine, end))
+        leads = 0 in mine
+        answer = lead(store, mine, world_size, end, late, decide) if leads else opened(follow(store, mine, end))
     except (Missing, ConnectionError) as error:
         raise late([0], str(error)) from error
     return unpacked(zlib.decompress(answer))

@@ -29,7 +29,7 @@ from rankwise import _native
 from rankwise.contract.errors import MismatchError, PeerLostError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
 from rankwise.meeting.connection import close_all
-from rankwise.meeting.gathering import ANSWER, join, lead, opened, ranks_late
+from rankwise.meeting.gathering import ANSWER, join, lead, opened, other_version, ranks_late
 from rankwise.meeting.served_store import StoreClient, StoreServer
 from rankwise.system import locality
 from rankwise.system.host_memory import user_of
@@ -71,8 +71,9 @@ def _key(job: Job) -> bytes:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """This rank's identity: its rank, its world size, its locality and its PID namespace."""
+    """This rank's identity: its release, its rank, its world size, its locality and its PID namespace."""
     return {
+        "version": _native.version,
         "rank": job.rank,
         "world_size": job.world_size,
         "locality": locality.locality(),
@@ -94,7 +95,7 @@ def _host(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
     own = _identity(job)
 
     def accepts(key: str, value: bytes, previous: bytes | None) -> bool:
-        _check(own, json.loads(value), taken=previous is not None)
+        _check(own, key, json.loads(value), taken=previous is not None)
         return True
 
     def left(key: str) -> None:
@@ -121,8 +122,10 @@ def _host(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
     return segment
 
 
-def _check(own: dict[str, Any], identity: dict[str, Any], *, taken: bool) -> None:
-    """Raise an error if a rank cannot meet rank 0."""
+def _check(own: dict[str, Any], key: str, identity: dict[str, Any], *, taken: bool) -> None:
+    """Raise an error if a rank cannot meet rank 0. Of another release, only its version is looked at."""
+    if (theirs := identity.get("version")) != own["version"]:
+        raise other_version(key, theirs, own["version"])
     rank, world_size = identity["rank"], identity["world_size"]
     if world_size != own["world_size"]:
         raise MismatchError(f"init: rank {rank} expects {world_size} ranks, rank 0 expects {own['world_size']}")
