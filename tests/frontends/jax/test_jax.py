@@ -59,6 +59,31 @@ def test_compiled_functions_follow_the_default_group(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_is_compiled_for_one_group_says_when_that_is_closed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, weakref\n"
+        + IMPORTS
+        + "x, group = jnp.ones(3), rw.init()\n"
+        + "part = group.split(0)\n"
+        + "compiled = jax.jit(lambda x: all_reduce(x)).lower(x).compile()\n"
+        + "of_part = jax.jit(lambda x: all_reduce(x, group=part))\n"
+        + "for total in (compiled, of_part, compiled):\n"
+        + "    assert total(x).tolist() == [2, 2, 2]\n"
+        + "first = weakref.ref(group)\n"
+        + "group.close(); part.close()\n"
+        + "group = rw.init(); gc.collect()\n"
+        + "assert first() is not None  # compiled code has its address\n"
+        + "for total in (compiled, of_part):\n"
+        + "    try: total(x).block_until_ready()\n"
+        + "    except jax.errors.JaxRuntimeError as error: assert 'communicator is closed' in str(error), error\n"
+        + "    else: raise AssertionError\n"
+        + "assert group.all_reduce(1) == 2\n"
+    )
+    done = run(2, str(program))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_is_pending_at_the_end_is_complete(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(IMPORTS + "rw.init()\nf = jax.jit(all_reduce)\nfor _ in range(50): f(jnp.ones(100_000))\n")

@@ -66,20 +66,26 @@ class Call(NamedTuple):
     """File, line and function of the program's call."""
 
 
-class _Ordered(effects.Effect):  # type: ignore[misc]
+class _Effect(effects.Effect):  # type: ignore[misc]
     def __str__(self) -> str:
         return "rankwise"
 
 
+class _Ordered(_Effect):
+    pass
+
+
 ORDERED = _Ordered()
+EFFECTS = {ORDERED, _Effect()}
+"""The second is not ordered. Without such a one, JAX calls what lower().compile() has made without its token."""
+effects.ordered_effects.add_type(_Ordered)
 for _set in (
-    effects.ordered_effects,
     effects.lowerable_effects,
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
 ):
-    _set.add_type(_Ordered)
+    _set.add_type(_Effect)
 
 _call = Primitive("rankwise")
 _call.multiple_results = True
@@ -115,16 +121,17 @@ def _is_passed(module: str) -> bool:
 @_call.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
 def _result(*operands: Any, call: Call) -> tuple[list[Any], set[effects.Effect]]:
     if not operands:
-        return [], {ORDERED}
+        return [], EFFECTS
     (x,), n = operands, call.group.world_size
     shape = {
         What.ALL_GATHER: (n, *x.shape),
         What.REDUCE_SCATTER: (x.shape[0] // n, *x.shape[1:]) if x.shape else (),
     }.get(call.what, x.shape)
-    return [core.ShapedArray(shape, x.dtype)], {ORDERED}
+    return [core.ShapedArray(shape, x.dtype)], EFFECTS
 
 
 def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    ctx.module_context.add_keepalive(call.group)  # whose number the compiled function has
     token = ctx.tokens_in.get(ORDERED)
     inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
     in_place = call.what in (What.BROADCAST, What.ALL_REDUCE, What.NOTHING)
