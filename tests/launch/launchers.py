@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from typing import IO
 
 HOST = socket.gethostname()
 
@@ -24,15 +25,22 @@ class Launchers:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(
-        self, nnodes: int, node: int, n: int, *words: str, files: int | None = None, **environment: str
+        self,
+        nnodes: int,
+        node: int,
+        n: int,
+        *words: str,
+        files: int | None = None,
+        given: IO[str] | None = None,
+        **environment: str,
     ) -> subprocess.Popen[str]:
-        """files: how many files the launcher may open."""
+        """files: how many files the launcher may open. given: its standard input."""
         limit = [] if files is None else ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"]
         where = ["--nnodes", str(nnodes), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{self.port}"]
         self.processes.append(
             subprocess.Popen(
                 [*limit, sys.executable, "-m", "rankwise", "run", *where, "-n", str(n), *words],
-                stdin=subprocess.DEVNULL,
+                stdin=given or subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

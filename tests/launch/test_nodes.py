@@ -433,6 +433,28 @@ def test_more_min_ranks_than_ranks(launchers: Launchers) -> None:
     assert "min_ranks=3: expected 1 to 2, the number of ranks" in errors[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ["0 of node 0"]),
+        (("--stdin", "3"), ["3 of node 1"]),
+        (("--stdin", "all"), ["0 of node 0", "1 of node 0", "2 of node 1", "3 of node 1"]),
+        (("--stdin", "none"), []),
+    ],
+)
+def test_ranks_read_the_standard_input_of_their_own_launcher(
+    launchers: Launchers, tmp_path: Path, options: tuple[str, ...], expected: list[str]
+) -> None:
+    for node in range(2):
+        (tmp_path / f"{node}").write_text(f"of node {node}\n")
+        with (tmp_path / f"{node}").open() as given:
+            words = (*options, "sh", "-c", 'while read -r line; do echo "$RANK $line"; done')
+            launchers.start(2, node, 2, *words, given=given)
+    codes, outputs, errors = launchers.finish()
+    assert (codes, errors) == ([0, 0], ["", ""])
+    assert sorted("".join(outputs).splitlines()) == expected
+
+
 def test_each_node_refuses_a_rank_that_is_not_there(launchers: Launchers) -> None:
     for node in range(2):
         launchers.start(2, node, 2, "--stdin", "7", "cat")

@@ -411,8 +411,8 @@ def _parser() -> Parser:
                 type=_reader,
                 default=0,
                 metavar="RANK|all|none",
-                help="which rank inherits standard input, unless that is a terminal; all: each rank of this host gets "
-                "a copy (default: 0)",
+                help="which rank inherits its launcher's standard input, unless that is a terminal; all: each rank of "
+                "this host gets a copy (default: 0)",
             ),
             option("--tag-output", action="store_true", help="begin each line with the rank that wrote it: [3] "),
             option(
