@@ -1,4 +1,5 @@
 // Python objects: those of basic types in one call, and the first step of each collective on objects.
+#include "base/copy.hpp"
 #include "collectives/tuning.hpp"
 #include "messages.hpp"
 #include "plain_pickle.hpp"
@@ -141,7 +142,7 @@ struct Encoded {
     }
     explicit Encoded(nb::list encoded) : list(std::move(encoded)) { measure(); }
     void copy_to(uint8_t* to) const {
-        for (const Part& part : parts) std::memcpy(std::exchange(to, to + part.bytes), part.data, part.bytes);
+        for (const Part& part : parts) rankwise::copy_bytes(std::exchange(to, to + part.bytes), part.data, part.bytes);
     }
     nb::list list;
     std::vector<Part> parts;

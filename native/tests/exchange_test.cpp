@@ -99,16 +99,16 @@ int main() {
         }
     // A rank that leaves: the receive from it fails; but a message that did not fit is what the program learns.
     for (bool fits : {true, false}) {
-        std::atomic<int> ready{0};
+        const ranks::SharedCount ready;
         ranks::run(3, [fits, &ready](Comm& c) {
             int64_t x[2] = {1, 2};
             if (c.rank() == 0) {  // the others notice it only when their messages have arrived
-                while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                while (*ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));
                 c.close(1);
                 return;
             }
-            ++ready;
+            ++*ready;
             const int other = 3 - c.rank();
             const Transfer sends{x, fits ? 2u : 1u, DType::I64, other, 0};
             const Transfer receives[] = {{x, 2, DType::I64, other, 0}, {x, 2, DType::I64, 0, 0}};

@@ -1,5 +1,11 @@
-// Runs ranks as threads of the test, over a segment of their own.
+// Runs ranks as threads of the test, or as processes that it forks, over a segment of their own.
 #pragma once
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
@@ -32,25 +38,75 @@ inline std::vector<int> worlds(std::initializer_list<int> all) {
     return chosen;
 }
 
-// Runs `body(comm)` as each rank of a new segment, with these settings, and returns the segment after all have closed.
-inline std::shared_ptr<Segment> run(int n, const std::function<void(Comm&)>& body, double timeout = 60,
-                                    const rankwise::Settings& settings = {}) {
+// Whether the ranks of `run` are processes.
+inline bool in_processes() { return std::getenv("RANKWISE_TEST_PROCESSES"); }
+
+using Body = std::function<void(Comm&)>;
+
+inline void be_rank(const std::shared_ptr<Segment>& segment, int rank, const Body& body, double timeout,
+                    const rankwise::Settings& settings, bool process) {
+    auto comm = Comm::join(segment, rank, timeout, process, settings);
+    try {
+        body(*comm);
+    } catch (const std::exception& e) {
+        CHECK(false, "rank " << rank << " of " << segment->world_size() << " threw: " << e.what());
+        comm->abort("failed its test");
+    }
+    comm->close(5);
+}
+
+inline std::shared_ptr<Segment> run_in_threads(int n, const Body& body, double timeout = 60,
+                                               const rankwise::Settings& settings = {}) {
     auto segment = Segment::create(n);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < n; ++rank)
-        threads.emplace_back([&, rank] {
-            auto comm = Comm::join(segment, rank, timeout, false, settings);
-            try {
-                body(*comm);
-            } catch (const std::exception& e) {
-                CHECK(false, "rank " << rank << " of " << n << " threw: " << e.what());
-                comm->abort("failed its test");
-            }
-            comm->close(5);
-        });
+        threads.emplace_back([&, rank] { be_rank(segment, rank, body, timeout, settings, false); });
     for (auto& t : threads) t.join();
     return segment;
 }
+
+inline std::shared_ptr<Segment> run_in_processes(int n, const Body& body, double timeout,
+                                                 const rankwise::Settings& settings) {
+    auto segment = Segment::create(n);
+    std::vector<pid_t> pids;
+    const unsigned left = alarm(0);  // seconds until the test counts as hanging
+    alarm(left);
+    for (int rank = 0; rank < n; ++rank) {
+        if (const pid_t pid = fork(); pid != 0) {
+            pids.push_back(pid);
+            continue;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (left > 5) alarm(left - 5);  // this process shows its stacks before the test ends
+        check::failures = 0;
+        be_rank(segment, rank, body, timeout, settings, true);
+        _exit(check::result());
+    }
+    for (int rank = 0; rank < n; ++rank) {
+        int status = 0;
+        waitpid(pids[size_t(rank)], &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank " << rank << " ended with status " << status);
+    }
+    return segment;
+}
+
+// Runs `body(comm)` as each rank of a new segment, with these settings, and returns the segment after all have closed.
+// Processes see what the test had before, each in memory of its own.
+inline std::shared_ptr<Segment> run(int n, const Body& body, double timeout = 60,
+                                    const rankwise::Settings& settings = {}) {
+    return (in_processes() ? run_in_processes : run_in_threads)(n, body, timeout, settings);
+}
+
+// A number that all ranks of a test share, whatever they are.
+class SharedCount {
+public:
+    std::atomic<int>& operator*() const { return *at_; }
+
+private:
+    std::atomic<int>* const at_ =
+        new (mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+            std::atomic<int>(0);
+};
 
 // The content of a message that rank `from` sends; each has another one.
 inline std::vector<int64_t> message(int from, int number, uint64_t count) {

@@ -150,7 +150,7 @@ void mismatched() {
 
 void lifetime() {
     std::shared_ptr<Registered> kept;
-    const auto segment = ranks::run(2, [&](Comm& c) {
+    const auto segment = ranks::run_in_threads(2, [&](Comm& c) {
         const size_t before = c.segment()->heap().allocated_blocks();
         c.barrier();
         {

@@ -177,7 +177,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
 void Messages::arrive_here(const std::shared_ptr<Request>& r) {
     const std::shared_ptr<Message> m = arrive(rank_, header_of(*r));
     r->for_stretches(0, m->left, [&](const uint8_t* data, uint64_t bytes) {
-        std::memcpy(m->at, data, bytes);
+        copy_bytes(m->at, data, bytes);
         m->at += bytes;
     });
     m->left = 0;
@@ -383,7 +383,7 @@ void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
 void Messages::go_on_from(Request& r, Memory copy) {
     uint8_t* to = copy.data();
     r.for_stretches(0, r.bytes(), [&](const uint8_t* data, uint64_t bytes) {
-        std::memcpy(to, data, bytes);
+        copy_bytes(to, data, bytes);
         to += bytes;
     });
     r.memory_ = std::move(copy);
