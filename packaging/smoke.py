@@ -1,21 +1,31 @@
-"""Tries an installed rankwise, as users get it from the package index: python packaging/smoke.py
+"""Tries an installed rankwise, as users get it from the package index: python packaging/smoke.py [--all]
 
-Needs NumPy alone. It runs ranks with the launcher, also one that fails, and with rw.spawn, and it calls the C API. The
-last line says what was installed.
+It runs ranks with the launcher, also one that fails, and with rw.spawn, calls the C API, and runs the programs of
+README.md, which is next to this folder. NumPy is all that it needs; what it tries if torch, Tcl or cloudpickle is there
+must not be missing with --all. The last line says what was installed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from sysconfig import get_config_var
 
 import rankwise as rw
 from rankwise import _native
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+COMMAND = [sys.executable, "-m", "rankwise"]
 
 PROGRAM = """
 import sys
@@ -32,19 +42,41 @@ if group.rank == 0:
     print("the sum is right on", group.world_size, "ranks")
 """
 
+TORCH = """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group(sys.argv[1])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+model(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
+assert model.module.weight.grad.item() == 1.5, model.module.weight.grad
+name = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__module__
+assert name.startswith("rankwise."), name
+dist.destroy_process_group()
+"""
 
-def run(n: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankwise", "run", "-n", str(n), "--timeout", "60", "--", sys.executable]
-    return subprocess.run([*command, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=200)
+TCL = """
+package require torchtcl
+torch::distributed_init [torch::get_rank] [torch::get_world_size]
+set sum [torch::distributed_all_reduce [torch::full {2} [torch::get_rank] float32] "sum"]
+puts [torch::tensor_to_list $sum]
+"""
 
 
-def main() -> None:
+def run(*words: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env={**os.environ, **variables})
+    assert done.returncode == status, f"{shlex.join(words)}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def ranks(n: int, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    return run(*COMMAND, "run", "-n", str(n), "--timeout", "60", *words, status=status)
+
+
+def try_alone() -> None:
     for n in (1, 2, 3):
-        done = run(n)
-        assert done.returncode == 0, done.stderr
+        done = ranks(n, sys.executable, "-c", PROGRAM)
         assert f"the sum is right on {n} ranks" in done.stdout, done.stdout
-    done = run(2, "die")
-    assert done.returncode == 3, (done.returncode, done.stderr)
+    done = ranks(2, sys.executable, "-c", PROGRAM, "die", status=3)
     assert "rank 1" in done.stderr, done.stderr
     pids = rw.spawn(os.getpid, n=2)
     assert len({*pids, os.getpid()}) == 3, pids
@@ -56,8 +88,60 @@ def main() -> None:
         import_module("rankwise._watch")
         assert not sys._is_gil_enabled(), "a module has turned the GIL on"  # type: ignore[attr-defined]
     for words in (["--version"], ["run", "--help"], ["doctor"]):
-        subprocess.run([sys.executable, "-m", "rankwise", *words], check=True, capture_output=True, timeout=200)
+        run(*COMMAND, *words)
+
+
+def try_readme(with_cloudpickle: bool) -> None:
+    """Run the programs of README.md, and compare what they print, in any order of the ranks."""
+    tried, printed = 0, ""
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+            Path(name[1]).write_text(text, "utf-8")
+        elif language == "python":
+            Path("program.py").write_text(text, "utf-8")
+            printed = run(sys.executable, "program.py").stdout if with_cloudpickle else ""
+        elif language == "bash":
+            lines = [shlex.split(line) for line in text.splitlines() if line.startswith("rankwise ")]
+            printed = "".join(run(*COMMAND, *words[1:]).stdout for words in lines)
+        elif language == "text" and printed:
+            assert sorted(printed.splitlines()) == sorted(text.splitlines()), f"README.md: {text}\nprinted: {printed}"
+            tried += 1
+    assert tried == 1 + with_cloudpickle, f"{tried} of README.md's programs were tried"
+
+
+def try_torch() -> None:
+    Path("ddp.py").write_text(TORCH)
+    ranks(2, sys.executable, "ddp.py", "rankwise")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    run(*torchrun, "ddp.py", "gloo", RANKWISE_TORCH_AS="gloo")
+
+
+def try_tcl() -> None:
+    Path("sum.tcl").write_text(TCL)
+    assert ranks(2, "sum.tcl").stdout == "1.0 1.0\n" * 2
+    if shutil.which("tclsh"):
+        package = run(*COMMAND, "tclsh", "--package-path").stdout.strip()
+        assert run("tclsh", "sum.tcl", TCLLIBPATH=package).stdout == "0.0 0.0\n"
+
+
+def main() -> None:
+    there = {name: find_spec(name) is not None for name in ("torch", "cloudpickle", "_tkinter")}
+    there["Tcl"] = there.pop("_tkinter") or shutil.which("tclsh") is not None
+    missing = [name for name in there if not there[name]]
+    if missing and sys.argv[1:] == ["--all"]:
+        sys.exit(f"missing: {', '.join(missing)}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try_alone()
+        try_readme(there["cloudpickle"])
+        if there["torch"]:
+            try_torch()
+        if there["Tcl"]:
+            try_tcl()
+        os.chdir("/")
     print(f"rankwise {version('rankwise')} works: {_native.__file__}, {os.uname().machine}")
+    if missing:
+        print(f"not tried, because it is not installed: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

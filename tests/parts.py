@@ -187,6 +187,10 @@ PARTS = {
         ("{bin}/python tests/library_versions.py jax build/jax {args}",),
         args="0.8.0 0.8.3 0.9.2 0.10.2",
     ),
+    "package": Part(
+        "the wheel and the source distribution, installed on each Python that is there: 8 minutes a Python",
+        ("{bin}/python tests/package.py build/package {args}",),
+    ),
     "debian": Part(
         "the demo and the quick tests in minimal Debian 12 and 13 (root, debootstrap): 30 minutes",
         ("{bin}/python tests/debian.py build/debian bookworm trixie {args}",),
