@@ -41,7 +41,7 @@ void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const B
         t, rounds_of(largest, piece), std::min(largest, piece), true, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            copy_bytes(s.slot(s.rank, position), send + p.offset, p.bytes);
+            copy_for_peers(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             s.await_all(step);

@@ -26,8 +26,8 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
         s.await_free(position[k % kSlots]);
         uint8_t* slot = s.slot(s.rank, position[k % kSlots]);
         const size_t b = shares.begin(s.rank), e = shares.end(s.rank);
-        copy_bytes(slot, data + p.offset, b);
-        copy_bytes(slot + e, data + p.offset + e, p.bytes - e);
+        copy_for_peers(slot, data + p.offset, b);
+        copy_for_peers(slot + e, data + p.offset + e, p.bytes - e);
         filled[k % kSlots] = s.post();
     };
     auto reduce_share = [&](uint64_t k) {
@@ -43,7 +43,7 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
             // from the peers that read them last, as the kernel's stores would.
             uint8_t* result = receives ? data + p.offset + at : t.scratch();
             kernel(result, sources, s.n, length / item, s.n);
-            copy_bytes(s.slot(s.rank, position[k % kSlots]) + at, result, length);
+            copy_for_peers(s.slot(s.rank, position[k % kSlots]) + at, result, length);
         }
         reduced[k % kSlots] = s.post();
     };
@@ -70,7 +70,7 @@ static void all_reduce_flat(Transport& t, uint8_t* data, size_t count, size_t it
     const size_t bytes = count * item;
     const uint64_t position = s.reserve(bytes);
     s.await_free(position);
-    copy_bytes(s.slot(s.rank, position), data, bytes);
+    copy_for_peers(s.slot(s.rank, position), data, bytes);
     const uint64_t step = s.post();
     t.finish(step, Started::kAll, [=, &s] {
         const void* sources[kMaxRanks];

@@ -45,8 +45,8 @@ static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, 
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, out.size(to));
-                copy_bytes(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset,
-                           p.bytes);
+                copy_for_peers(s.slot(s.rank, position) + divided.offset(s.rank, to), send + out.offset(to) + p.offset,
+                               p.bytes);
             }
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {

@@ -28,7 +28,7 @@ static void broadcast_staged(Transport& t, uint8_t* data, size_t bytes, int root
         t, rounds, std::min(bytes, piece), from_me, root,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            copy_bytes(s.slot(root, position), data + p.offset, p.bytes);
+            copy_for_peers(s.slot(root, position), data + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (from_me) return;

@@ -40,7 +40,7 @@ static void gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, cons
         t, rounds_of(largest, piece), std::min(largest, piece), !to_me, to_me ? Started::kAll : t.rank,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
-            copy_bytes(s.slot(s.rank, position), send + p.offset, p.bytes);
+            copy_for_peers(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;

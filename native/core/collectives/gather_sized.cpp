@@ -26,7 +26,7 @@ uint64_t post_block(StepRing& s, const uint8_t* block, uint64_t count, size_t by
         copy_bytes(header.data, block, bytes);
     } else if (!fits && bytes <= tuning::kShortBlock) {
         s.await_free(position);
-        copy_bytes(s.slot(s.rank, position), block, bytes);
+        copy_for_peers(s.slot(s.rank, position), block, bytes);
     }
     return s.post(&header, sizeof header.count + (fits ? bytes : 0));
 }

@@ -15,7 +15,7 @@ static void reduce_flat(Transport& t, uint8_t* data, size_t bytes, size_t item, 
         t, rounds_of(bytes, piece), std::min(bytes, piece), !to_me, to_me ? Started::kAll : t.rank,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            copy_bytes(s.slot(s.rank, position), data + p.offset, p.bytes);
+            copy_for_peers(s.slot(s.rank, position), data + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             if (!to_me) return;

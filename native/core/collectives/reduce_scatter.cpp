@@ -19,8 +19,8 @@ static void reduce_scatter_staged(Transport& t, const uint8_t* send, uint8_t* re
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
-                copy_bytes(s.slot(s.rank, position) + divided.offset(s.rank, to), send + blocks.offset(to) + p.offset,
-                           p.bytes);
+                copy_for_peers(s.slot(s.rank, position) + divided.offset(s.rank, to),
+                               send + blocks.offset(to) + p.offset, p.bytes);
             }
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {

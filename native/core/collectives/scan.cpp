@@ -33,7 +33,7 @@ void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t
         t, rounds, std::min(bytes, piece), s.rank < s.n - 1, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, bytes);
-            copy_bytes(s.slot(s.rank, position), send + p.offset, p.bytes);
+            copy_for_peers(s.slot(s.rank, position), send + p.offset, p.bytes);
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {
             const Piece p(k, piece, bytes);

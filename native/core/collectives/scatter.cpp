@@ -38,8 +38,8 @@ static void scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, con
             for (int to = 0; to < s.n; ++to) {
                 if (to == root) continue;
                 const Piece p(k, divided.piece, blocks.size(to));
-                copy_bytes(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset,
-                           p.bytes);
+                copy_for_peers(s.slot(root, position) + divided.offset(root, to), send + blocks.offset(to) + p.offset,
+                               p.bytes);
             }
         },
         [=, &s](uint64_t position, uint64_t k, uint64_t step) {

@@ -26,7 +26,7 @@ Algorithm algorithm_of(const Transport& t, const ArrayHeader& header, size_t par
     s.await_free(position);
     for (int to = 0; to < s.n; ++to)
         if (to != s.rank)
-            copy_bytes(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
+            copy_for_peers(s.slot(s.rank, position) + divided.offset(s.rank, to), send + size_t(to) * part, part);
     s.post(&header, header.used());
     s.release(position);
 }

@@ -10,6 +10,8 @@
 #include <immintrin.h>
 #endif
 
+#include "base/policy.hpp"
+
 namespace rankwise {
 
 namespace {
@@ -70,6 +72,11 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes) {
 #else
     plain(dst, src, bytes);
 #endif
+}
+
+void copy_for_peers(void* dst, const void* src, size_t bytes) {
+    if (bytes < tuning::kThroughMemory) plain(dst, src, bytes);
+    else non_temporal_copy(dst, src, bytes);
 }
 
 size_t non_temporal_from() {

@@ -12,6 +12,10 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes);
 // the ranks share, and are written with non_temporal_copy.
 size_t non_temporal_from();
 
+// Writes what another core reads next: from tuning::kThroughMemory bytes on with non-temporal stores, so that the other
+// core finds it in memory and need not fetch each line out of this core's cache.
+void copy_for_peers(void* dst, const void* src, size_t bytes);
+
 using Copy = void (*)(void* dst, const void* src, size_t bytes);
 Copy copy_for(bool non_temporal);
 

@@ -8,6 +8,7 @@
 
 #include "base/copy.hpp"
 #include "base/mix.hpp"
+#include "kernels/copy.hpp"
 #include "memory/group_segment.hpp"
 
 namespace rankwise {
@@ -124,8 +125,8 @@ struct Channel {
     }
     void put(uint64_t at, const void* data, uint64_t bytes) {
         const uint64_t start = place(at), head = std::min(bytes, capacity - start);
-        copy_bytes(ring + start, data, head);
-        copy_bytes(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
+        copy_for_peers(ring + start, data, head);
+        copy_for_peers(ring, static_cast<const uint8_t*>(data) + head, bytes - head);
     }
     void get(uint64_t at, void* data, uint64_t bytes) const {
         const uint64_t start = place(at), head = std::min(bytes, capacity - start);
