@@ -146,6 +146,11 @@ PARTS = {
         ),
         (".test", ".native"),
     ),
+    "random": Part(
+        "random programs on every backend, with faults, and on MPI: 10 minutes; ARGS='shm --seed 7 --shorten'",
+        ("PYTHONPATH=tests {bin}/python -m random_programs.run {args}",),
+        (".test", MPICH),
+    ),
     "clients": Part(
         "programs of accelerate, Lightning, Ray and others, on gloo and on rankwise: 8 minutes; ARGS='--clients ray'",
         ("PYTHONPATH=tests nice {bin}/python -m clients.run {args}",),
@@ -244,6 +249,7 @@ ALL = (
     "engines",
     "multihost",
     "faults",
+    "random",
     "clients",
     "mpi4py",
     "torch-suite",
