@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,6 +173,23 @@ def test_a_handler_that_raises_ends_the_wait_for_tasks_and_not_the_tasks(
         (tmp_path / "second").touch()
         assert pool.run(total) == [float(RANKS)] * RANKS
         assert pool.run(os.getpid) == pids
+
+
+def test_a_second_error_of_a_handler_while_the_first_ends_the_wait_leaves_the_pool_at_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with rw.Pool(1, timeout=60) as pool:
+        ranks = pool._dealer.ranks
+        task = pool.submit(waits_for, tmp_path / "go")
+        wait_until((tmp_path / "go.0").exists)
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "_receive", Mock(side_effect=TooLate("first")))
+            patch.setattr(ranks, "_pass_on", Mock(side_effect=TooLate("second")))
+            with pytest.raises(TooLate, match="second"):
+                task.result(60)
+        (tmp_path / "go").touch()
+        wait_until(task.done)  # received by the pool's thread
+        assert pool.run(total) == [1.0]
 
 
 def raises_in_a_handler(rank: int, mark: Path | None) -> None:

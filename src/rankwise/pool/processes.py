@@ -229,23 +229,35 @@ class Processes(PickledRanks):
         if not self._receiving.acquire(timeout=PATIENCE if self._by_pool else 0.0):
             yield False
             return
+        outer, passed_on = self._depth, False
         try:
-            self._depth += 1
+            self._depth = outer + 1
             if self._watched:
                 self._watched = False
                 self._for_the_pool.unregister(self._answers)
             yield True
         finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self._close_gone()
-                self._left = time.monotonic()
-                if self.dealer.quiet():
-                    self._watch()
-                elif not self._timed:
+            try:
+                self._depth = outer
+                if outer == 0:
+                    self._pass_on()
+                passed_on = True
+            finally:
+                self._depth = outer
+                self._receiving.release()
+                if not passed_on:  # another handler has raised an error after the one that ended the wait
                     self._timed = True
-                    self.end()  # wakes the pool's thread
-            self._receiving.release()
+                    self.end()
+
+    def _pass_on(self) -> None:
+        """Let the pool's thread receive, in a moment if answers are to come."""
+        self._close_gone()
+        self._left = time.monotonic()
+        if self.dealer.quiet():
+            self._watch()
+        elif not self._timed:
+            self._timed = True
+            self.end()  # wakes the pool's thread
 
     def _watch(self) -> None:
         """Let the pool's thread receive. For the thread that receives."""
