@@ -235,6 +235,10 @@ std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optiona
 
 uint64_t Comm::make_part(const std::vector<int>& ranks) {
     const OpenLease lease(*this);
+    return create_part(ranks);
+}
+
+uint64_t Comm::create_part(const std::vector<int>& ranks) {
     std::vector<Member> members;
     for (int r : ranks) {
         check_root(r, "ranks");
@@ -245,6 +249,10 @@ uint64_t Comm::make_part(const std::vector<int>& ranks) {
 
 std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
     const OpenLease lease(*this);
+    return join_part(part);
+}
+
+std::shared_ptr<Comm> Comm::join_part(uint64_t part) {
     GroupSegment* const group = find_group(*segment_, part);
     const int32_t* members = group ? group->member() : nullptr;
     const int n = group ? group->nranks : 0;
@@ -280,22 +288,29 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     std::string trouble;
     if (color >= 0 && ranks[0] == rank()) {
         try {
-            created = make_part(ranks);
+            created = create_part(ranks);
+            group_.peers[rank()].part = segment_->at<GroupSegment>(created)->number;
         } catch (const Error& e) {
             created = kNotCreated;
             trouble = e.what();
         }
     }
     collectives::all_gather(transport_, bytes(&created), bytes(offsets.data()), Blocks(n, 1, sizeof created));
-    if (color < 0) return nullptr;
-    const uint64_t offset = offsets[ranks[0]];
-    if (offset == kNotCreated) {
-        if (trouble.empty())
-            trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " +
-                      std::to_string(ranks[0]) + " could not allocate";
-        throw OutOfMemory("split: " + trouble);
+    const uint64_t offset = color >= 0 ? offsets[ranks[0]] : kNotCreated;
+    const auto part = offset == kNotCreated ? nullptr : join_part(offset);
+    try {
+        // No rank returns with its new group until all ranks are in theirs. One that does not come so far leaves it.
+        collectives::barrier(transport_);
+    } catch (...) {
+        if (part) part->abort("gave up split");
+        throw;
     }
-    return take_part(offset);
+    if (part) group_.peers[ranks[0]].part = 0;
+    if (part || color < 0) return part;
+    if (trouble.empty())
+        trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " +
+                  std::to_string(ranks[0]) + " could not allocate";
+    throw OutOfMemory("split: " + trouble);
 }
 
 void Comm::abort(const std::string& why) {

@@ -215,6 +215,9 @@ private:
     [[noreturn]] static void throw_closed();
     void await_joined();
     void agree_on_conditions();
+    // make_part and take_part within a call, which goes on although the group has been closed meanwhile.
+    uint64_t create_part(const std::vector<int>& ranks);
+    std::shared_ptr<Comm> join_part(uint64_t part);
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
     void exclude_all_but(const RankSet& present, const RankSet& left_out);
     static void prepare_replacement(Segment& segment, int rank, uint32_t process);

@@ -79,6 +79,22 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
     return offset;
 }
 
+namespace {
+
+// A group that was made in a split which failed: some of its ranks, which have never learnt where it is, count as
+// attached, and the others have left it.
+void release_part(Segment& segment, uint32_t number) {
+    uint64_t unused = 0;
+    segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+        GroupSegment& group = *segment.at<GroupSegment>(offset);
+        for (int r = 0; group.number == number && group.intact() && r < group.nranks; ++r)
+            if (group.detach(r)) unused = offset;
+    });
+    if (unused) release_group_segment(segment, unused);
+}
+
+}  // namespace
+
 void release_group_segment(Segment& segment, uint64_t offset) {
     GroupSegment* const found = find_group(segment, offset);
     if (!found) return;  // it stays allocated: its parts cannot be found
@@ -88,7 +104,10 @@ void release_group_segment(Segment& segment, uint64_t offset) {
         if (heap.room(block, kind))
             heap.release(block);  // else there is none, or a stray write has overwritten its offset
     };
-    for (int r = 0; r < group.nranks; ++r) release(group.peers[r].report.load(), BlockKind::Text);
+    for (int r = 0; r < group.nranks; ++r) {
+        release(group.peers[r].report.load(), BlockKind::Text);
+        if (const uint32_t part = group.peers[r].part.exchange(0)) release_part(segment, part);
+    }
     for (int from = 0; from < group.nranks; ++from)
         for (int to = 0; to < group.nranks; ++to) release(group.channel(from, to).load(), BlockKind::Channel);
     heap.keep(offset);

@@ -85,6 +85,7 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<uint32_t> explained;  // `why` is being written, or complete
     char why[228];                    // why the group failed, if this rank recorded the failure
     std::atomic<uint64_t> report;     // offset of its report of a timeout (timeout_report.hpp)
+    std::atomic<uint32_t> part;       // number of the group that it has made in a split, until all its ranks are in it
     LastDescription last_description;
     CallSite site;
 };
