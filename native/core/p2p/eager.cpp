@@ -97,7 +97,7 @@ Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const Ca
         if (!request->complete() || request->cancelled()) throw;
         request->wait(0);  // it was completed meanwhile
     } catch (...) {
-        cancel(request);
+        undo({&request, 1});
         throw;
     }
     return request->arrival();

@@ -36,12 +36,21 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
     while (all_short && sent < sends.size() && sent_at_once(sends[sent])) ++sent;
     if (all_short && sent == sends.size()) {
         if (meanwhile) meanwhile();
-        for (const Transfer& t : receives) keeping(error, [&] { last = receive_now(t, options, tuning::kExchanged); });
+        std::vector<std::pair<Arrival, const void*>> received;
+        try {
+            for (const Transfer& t : receives)
+                keeping(error, [&] {
+                    last = receive_now(t, options, tuning::kExchanged);
+                    if (receives.size() > 1) received.emplace_back(last, t.data);
+                });
+        } catch (...) {
+            if (!fork_.is_child())
+                for (auto each = received.rbegin(); each != received.rend(); ++each)
+                    give_back(each->first, each->second);
+            throw;
+        }
     } else {  // the receives come first, so that their messages go directly to their memory
         std::vector<std::shared_ptr<Request>> started;
-        const auto cancel_all = [&] {
-            for (const auto& request : started) cancel(request);
-        };
         try {
             for (const Transfer& t : receives) started.push_back(post(t, options));
             for (; sent < sends.size(); ++sent)
@@ -50,10 +59,13 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             if (meanwhile) meanwhile();
             for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
         } catch (const TimedOut&) {
-            cancel_all();
-            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete() && !r->cancelled(); })) throw;
+            for (const auto& request : started) cancel(request);
+            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete() && !r->cancelled(); })) {
+                undo(started);
+                throw;
+            }
         } catch (...) {
-            cancel_all();
+            undo(started);
             throw;
         }
         if (!receives.empty()) last = started[receives.size() - 1]->arrival();

@@ -391,47 +391,6 @@ void Messages::go_on_from(Request& r, Memory copy) {
     r.parts_.clear();
 }
 
-// A message whose receive is given up is kept for another one, in `copy` if the receive had memory of its own.
-void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
-    Request& r = *m->receive;
-    const uint64_t here = m->header.bytes - m->left;
-    if (r.unsized()) {
-        m->kept = std::move(r.memory_);
-    } else {
-        m->kept = std::move(copy);
-        if (here) std::memcpy(m->kept.data(), r.data_, here);
-    }
-    m->at = m->kept.data() + here;
-    m->receive = nullptr;
-    if (m->offer) m->offer->fetched = true;  // or never will be, if the group has failed
-    put_back(m);
-}
-
-void Messages::give_back(Request& r) {
-    const auto lock = lock_requests();
-    if (closing_) return;
-    const Header header = Header::of(r.count_, r.dtype_, r.tag_, r.wanted_.kind == Wanted::Object);
-    const auto m = std::make_shared<Message>(Message{header, r.peer_, 0, nullptr, r.arrival_});
-    m->kept = std::move(r.memory_);
-    put_back(m);
-}
-
-void Messages::put_back(const std::shared_ptr<Message>& m) {
-    arrived_.put_back(m);
-    publish_room();
-    match_posted(*m);
-}
-
-// A message that has been put back goes to the first receive that was posted meanwhile and accepts it.
-void Messages::match_posted(Message& m) {
-    while (Request* const posted = receives_.first_for(m.from, m.header.tag)) {
-        const std::shared_ptr<Request> r = posted->held_;
-        receives_.matched(*r);
-        if (fits(*r, m.from, m.header)) return receive_arrived(r, m);
-        receives_.remove(*r);
-    }
-}
-
 std::optional<Arrival> Messages::arrival(int from, int tag) {
     pull_from(from, true);
     const Message* const m = first_arrived(from, tag, nullptr);

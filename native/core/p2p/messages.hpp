@@ -99,8 +99,13 @@ public:
     // The caller stops waiting and may free its memory. A receive is cancelled, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
-    // A complete receive of any length gives its message, whose memory nobody has taken, to the next one that matches.
+    // A complete receive, whose message its caller never gets, gives it to the next one that matches. If it was of any
+    // length, nobody has taken the message's memory.
     void give_back(Request& receive);
+    // The caller of these cannot know which of them are complete: they are cancelled, and the messages that have been
+    // received are for later receives.
+    void undo(std::span<const std::shared_ptr<Request>> requests);
+    void give_back(const Arrival& received, const void* data);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
