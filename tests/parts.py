@@ -140,7 +140,7 @@ PARTS = {
     "faults": Part(
         "every fault, many times at random moments, with a table of results: 15 minutes",
         (
-            "RANKWISE_FAULTS=full {bin}/ctest --test-dir build/native -R 'heap|recovery' --output-on-failure"
+            "RANKWISE_FAULTS=full {bin}/ctest --test-dir build/native -R 'heap|recovery|every' --output-on-failure"
             " --timeout 600 --no-tests=error",
             f"RANKWISE_FAULTS=full {PYTEST} -q tests/faults {{args}}",
         ),

@@ -4,11 +4,11 @@
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
-#include <initializer_list>
 #include <vector>
 
 #include "check.hpp"
@@ -20,8 +20,8 @@ inline bool can_refuse(const char* what) {
     return false;
 }
 
-// From now on these system calls fail with `error` in this thread.
-inline void refuse_calls(std::initializer_list<int> calls, int error) {
+// From now on these system calls fail with `error` in this thread, or in all threads of the process.
+inline void refuse_calls(const std::vector<int>& calls, int error, bool in_all_threads = false) {
     std::vector<sock_filter> program{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
     for (int call : calls) {
         program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(call), 0, 1));
@@ -30,7 +30,8 @@ inline void refuse_calls(std::initializer_list<int> calls, int error) {
     program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
     const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
     CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-    CHECK_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+    const unsigned flags = in_all_threads ? SECCOMP_FILTER_FLAG_TSYNC : 0;
+    CHECK_EQ(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &filter), 0);
 }
 
 // From now on this thread gets no memory for the segment.
