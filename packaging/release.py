@@ -1,11 +1,11 @@
 """Makes the tag of a release from CHANGELOG.md: python packaging/release.py date | check | notes | tag [TAG]
 
-date    writes today's date into CHANGELOG.md, at the version of pyproject.toml, and into CITATION.cff
-check   says what is still missing, and fails then
+date    writes today's date into CHANGELOG.md, in the section of pyproject.toml's version, and into CITATION.cff
+check   says what is still missing, and then fails
 notes   checks, and prints the release notes: the version's section of CHANGELOG.md
 tag     checks, and makes the annotated tag of the last commit, with the notes as its message; it pushes nothing
 
-TAG is what the tag must be called.
+With TAG, it also fails if the version's tag is not called that.
 
 CONTRIBUTING.md says what comes before and after.
 """
@@ -41,7 +41,7 @@ def repository() -> str:
 
 
 def section() -> tuple[str, str]:
-    """What CHANGELOG.md says behind the version in the heading, and the text below that."""
+    """What CHANGELOG.md says after the version in the heading, and the text below that."""
     found = re.search(
         rf"^## {re.escape(version())}, ([^\n]+)\n+(.*?)(?=^## |\Z)", read("CHANGELOG.md"), re.MULTILINE | re.DOTALL
     )
@@ -54,13 +54,13 @@ def missing() -> list[str]:
     wrong = []
     if not text:
         wrong.append(f"CHANGELOG.md has no section on {version()}")
-    if when != field("CITATION.cff", "date-released", ":"):
+    elif when != field("CITATION.cff", "date-released", ":"):
         wrong.append(
-            f"CHANGELOG.md says of {version()}: {when}; CITATION.cff has another date."
+            f"CHANGELOG.md dates {version()} {when}, and CITATION.cff has another date."
             " `python packaging/release.py date` writes today's into both"
         )
     if field("CITATION.cff", "version", ":") != version():
-        wrong.append(f"CITATION.cff is not of version {version()}")
+        wrong.append(f"CITATION.cff does not name version {version()}")
     if field("CITATION.cff", "repository-code", ":") != repository():
         wrong.append("CITATION.cff and pyproject.toml name different repositories")
     if PLACEHOLDER in repository():
@@ -76,7 +76,7 @@ def write_date() -> None:
     ):
         text, n = re.subn(pattern, rf"\g<1>{today}", read(file), flags=re.MULTILINE)
         if n != 1:
-            sys.exit(f"{file}: the place of the date is not found")
+            sys.exit(f"{file}: no place for the date found")
         (ROOT / file).write_text(text, encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """Tries an installed rankwise, as users get it from the package index: python packaging/smoke.py [--all]
 
 It runs ranks with the launcher, also one that fails, and with rw.spawn, calls the C API, and runs the programs of
-README.md, which is next to this folder. NumPy is all that it needs; what it tries if torch, Tcl or cloudpickle is there
-must not be missing with --all. The last line says what was installed.
+README.md, which is next to this folder. It needs NumPy alone. It also tries torch, Tcl and cloudpickle if they are
+there; with --all, it fails if one is missing. It prints what was installed, and what was not tried.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main() -> None:
         os.chdir("/")
     print(f"rankwise {version('rankwise')} works: {_native.__file__}, {os.uname().machine}")
     if missing:
-        print(f"not tried, because it is not installed: {', '.join(missing)}")
+        print(f"not tried, since not installed: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python tests/package.py FOLDER [PYTHON ...]
 
-The Pythons are, if none is named, those on the PATH and of pyenv. On each, `make wheel` makes both, and tries the wheel
-in an empty environment without a compiler; then torch and cloudpickle come into that, and packaging/smoke.py tries all.
+By default, the Pythons are those on the PATH and of pyenv. On each, `make wheel` makes both and tries the wheel in an
+empty environment without a compiler; packaging/smoke.py tries it again with torch and cloudpickle.
 The source distribution is installed in another empty environment. It must hold what the repository holds: tests that
 read the project's files run in it. The last lines are a table of results.
 """

@@ -137,7 +137,7 @@ def test_a_release_gets_a_date_notes_and_a_tag(checkout: Path) -> None:
         ("pyproject.toml", "https://host.org", "https://rankwise.example", "name different repositories"),
         ("pyproject.toml", "https://host.org", "https://rankwise.example", "have a placeholder"),
         ("pyproject.toml", 'version = "0.1.0"', 'version = "0.2.0"', "CHANGELOG.md has no section on 0.2.0"),
-        ("pyproject.toml", 'version = "0.1.0"', 'version = "0.2.0"', "CITATION.cff is not of version 0.2.0"),
+        ("pyproject.toml", 'version = "0.1.0"', 'version = "0.2.0"', "CITATION.cff does not name version 0.2.0"),
         ("CITATION.cff", "date-released: 2", "date-released: 1", "CITATION.cff has another date"),
     ],
 )

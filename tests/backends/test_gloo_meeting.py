@@ -140,7 +140,9 @@ def test_every_caller_learns_who_is_missing() -> None:
         assert (error.missing, error.limit) == ((3, 4), 1.0)
 
 
-@pytest.mark.parametrize(("hello", "release"), [(b"0.0.9\0...", "0.0.9"), (b"...", "of another version")])
+@pytest.mark.parametrize(
+    ("hello", "release"), [(b"0.0.9\0...", "rankwise 0.0.9"), (b"...", "another version of rankwise")]
+)
 def test_ranks_of_other_versions_are_not_accepted(hello: bytes, release: str) -> None:
     from torch._C._distributed_c10d import HashStore
 
@@ -148,7 +150,7 @@ def test_ranks_of_other_versions_are_not_accepted(hello: bytes, release: str) ->
     store.set("1", hello)
     with pytest.raises(MismatchError) as caught:
         gather(store, {0: b""}, 2, 30.0, time.monotonic() + 30.0)
-    why = f"init: rank 1 runs rankwise {release}, rank 0 runs rankwise {version}: expected the same version"
+    why = f"init: rank 1 runs {release}, and rank 0 runs rankwise {version}: expected the same version"
     assert str(caught.value).startswith(why)
     with pytest.raises(MismatchError, match=re.escape(why)):
         opened(store.get("answer", time.monotonic() + 30.0))

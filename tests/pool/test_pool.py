@@ -435,7 +435,7 @@ def test_ranks_that_cannot_start_end_the_pool(monkeypatch: pytest.MonkeyPatch, c
 
 def test_ranks_of_another_version_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another one had been installed since this process has loaded its own."""
-    said = rf"of the pool runs rankwise {re.escape(processes.version)}, and this program runs rankwise 0\.0\.9"
+    said = rf"of the pool runs rankwise {re.escape(processes.version)}, and this program still runs rankwise 0\.0\.9"
     monkeypatch.setattr(processes, "version", "0.0.9")
     with rw.Pool(2, timeout=60) as pool, pytest.raises(rw.RankwiseError, match=said):
         pool.run(total)

@@ -1,8 +1,8 @@
 """A program for the ranks of a group, as data: the calls of each of its threads, and how each rank makes them.
 
 Every rank runs the same steps in the order of their numbers, and takes part in those of the groups that it is in.
-A step that has begun ends without the steps after it, so no program can deadlock: of the ranks that wait, the one at
-the lowest number waits for nobody. That stays so if any steps are left out.
+A step needs no later step to end, so no program can deadlock: no rank is behind those that wait at the lowest number.
+That stays so if any steps are left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Parts: TypeAlias = "tuple[tuple[int, ...], ...]"
 class How:
     """How one rank does its part of a step.
 
-    x, out: the memory of what is passed, as play.LAYOUTS names it; no out: none is passed. wait: None is a blocking
+    x, out: the layouts of the arrays passed, from generator.LAYOUTS; no out: none is passed. wait: None is a blocking
     call; else it starts a Work, and says before which step the rank waits for it. finish: how it waits, one of
-    play.FINISHES. pause: milliseconds that it sleeps first.
+    waits.FINISHES. pause: milliseconds that it sleeps first.
     """
 
     x: str = "plain"
@@ -63,7 +63,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Collective(Step):
-    """shape: of what a rank passes; of vector collectives and objects, axis 0 is about the mean. root: modulo size."""
+    """shape: of what a rank passes; of vector collectives and objects, axis 0 is about the ranks' mean length.
+
+    root: modulo size.
+    """
 
     name: str
     dtype: str = ""
@@ -79,7 +82,7 @@ class Collective(Step):
 class Message(Step):
     """One message. source, dest: modulo the group's size. kind: "array" or "object". received: by which call.
 
-    A how's x is the sender's memory and out the receiver's, wait is the sender's, and `wait` the receiver's.
+    In a How, x and wait are the sender's and out the receiver's; the message's own `wait` is the receiver's.
     """
 
     source: int

@@ -1,10 +1,12 @@
-"""Random programs on every backend, for a given time.
+"""Random programs on the backends other than nccl and as mpi4py programs, for a given time.
 
-    PYTHONPATH=tests python -m random_programs.run [WORLD...] [--minutes M] [--seed S [--steps 3,5,8]] [--shorten]
+    PYTHONPATH=tests python -m random_programs.run [WORLD...] [--minutes M]
+        [--seed S [-n N] [--steps 3,5,8]] [--shorten]
 
-Without --seed, programs are drawn until the time is over, which the worlds share. --seed runs that program alone, and
---steps only these steps of it. --shorten leaves out steps of a program that fails as long as it still fails; --tries
-says how often each shorter one is tried, for a failure that does not come each time.
+WORLD is where programs run, a backend or a launcher; by default, all of them. Without --seed, programs are drawn for M
+minutes, divided among the worlds. --seed runs one program, -n on so many ranks, --steps only these steps of it.
+--shorten leaves out steps as long as the program still fails. --tries says how often a program is run, for a failure
+that does not come each time.
 """
 
 from __future__ import annotations

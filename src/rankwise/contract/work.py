@@ -146,7 +146,7 @@ def adopt(kind: type) -> None:
 
 
 class OuterWork(Work[T]):
-    """A Work with a `wait` of its own, which is done when all the works within are; at once if there are none.
+    """A Work with a `wait` of its own. It is done when all works within it are: at once, if there are none.
 
     cancelled: called when it has been cancelled. ranks: of a receive whose source the work within gives as a number in
     a part of the group, the ranks of that part.
@@ -186,7 +186,7 @@ class OuterWork(Work[T]):
 
 
 class Ending(Protocol):
-    """What is done some time: a Work, or an event of a device."""
+    """What ends at some time: a Work, or an event of a device."""
 
     def done(self) -> bool: ...
     def cancel(self) -> bool: ...

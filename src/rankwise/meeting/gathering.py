@@ -130,8 +130,8 @@ def opened(sent: bytes) -> bytes:
 
 def other_version(rank: object, theirs: object, own: str) -> MismatchError:
     """The error of a rank that runs another release than rank 0. theirs: its version, if it is known."""
-    release = theirs if isinstance(theirs, str) and theirs else "of another version"
-    why = f"init: rank {rank} runs rankwise {release}, rank 0 runs rankwise {own}"
+    release = f"rankwise {theirs}" if isinstance(theirs, str) and theirs else "another version of rankwise"
+    why = f"init: rank {rank} runs {release}, and rank 0 runs rankwise {own}"
     return MismatchError(f"{why}: expected the same version on all ranks")
 
 

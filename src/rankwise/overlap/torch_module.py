@@ -21,7 +21,7 @@ class DataParallel(torch.nn.Module):
     """A module that is trained on all ranks of a group; `data_parallel` creates it.
 
     It is called like the module. As in torch's DistributedDataParallel, the names in its `state_dict` begin with
-    "module.", and the module's own attributes are those of `module`.
+    "module.", and the attributes of the wrapped module are reached through `module`.
 
     Attributes:
         module: the wrapped module.

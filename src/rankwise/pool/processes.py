@@ -438,9 +438,9 @@ class Processes(PickledRanks):
         data, (ours, theirs, bell), _, _ = socket.recv_fds(meeting, 256, 3)
         rank, pid, *versions = pickle.loads(data)
         if versions != [version]:
-            release = next(iter(versions), "of another version")
-            why = f"rank {rank} of the pool runs rankwise {release}, and this program runs rankwise {version}"
-            raise RankwiseError(f"{why}, which it loaded before another one was installed; start the program again")
+            release = f"rankwise {versions[0]}" if versions else "another version of rankwise"
+            why = f"rank {rank} of the pool runs {release}, and this program still runs rankwise {version}"
+            raise RankwiseError(f"{why}, which it loaded before; start the program again")
         connection = self._connections[rank] = _Connection(ours, theirs, bell, pid)
         if self._leaving:
             connection.end()  # a replacement that was about to start

@@ -216,10 +216,10 @@ def test_ranks_of_other_versions_are_not_accepted(known: bool, monkeypatch: pyte
     real = rendezvous._identity
     other = {"version": "0.0.9"} if known else {"rank": 1}  # what else there is may differ too
     monkeypatch.setattr(rendezvous, "_identity", lambda job: other if job.rank == 1 else real(job))
-    release = "0.0.9" if known else "of another version"
+    release = "rankwise 0.0.9" if known else "another version of rankwise"
     for error in meet_all(ranks):
         assert isinstance(error, MismatchError)
-        why = f"init: rank 1 runs rankwise {release}, rank 0 runs rankwise {_native.version}"
+        why = f"init: rank 1 runs {release}, and rank 0 runs rankwise {_native.version}"
         assert str(error) == f"{why}: expected the same version on all ranks"
 
 

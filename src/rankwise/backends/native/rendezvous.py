@@ -123,7 +123,7 @@ def _host(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
 
 
 def _check(own: dict[str, Any], key: str, identity: dict[str, Any], *, taken: bool) -> None:
-    """Raise an error if a rank cannot meet rank 0. Of another release, only its version is looked at."""
+    """Raise an error if a rank cannot meet rank 0. If its version differs, nothing else is looked at."""
     if (theirs := identity.get("version")) != own["version"]:
         raise other_version(key, theirs, own["version"])
     rank, world_size = identity["rank"], identity["world_size"]

@@ -77,7 +77,7 @@ class _Ordered(_Effect):
 
 ORDERED = _Ordered()
 EFFECTS = {ORDERED, _Effect()}
-"""The second is not ordered. Without such a one, JAX calls what lower().compile() has made without its token."""
+"""The second is not ordered: without such a one, JAX calls the result of lower().compile() without its token."""
 effects.ordered_effects.add_type(_Ordered)
 for _set in (
     effects.lowerable_effects,
