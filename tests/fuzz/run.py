@@ -2,9 +2,10 @@
 
     python tests/fuzz/run.py [--minutes M] [--keep] [NAME...]
 
-The fuzzers of native/tests/fuzz are built with clang's libFuzzer, AddressSanitizer and UBSan in build/fuzz. Each starts
-from its corpus in the repository and from what earlier runs have found, in build/fuzz/found. An input that crashes one
-is written to build/fuzz/failed; once the cause is mended, it belongs in the corpus, which the ordinary tests read.
+The fuzzers of native/tests/fuzz are built with clang's libFuzzer, AddressSanitizer and UBSan in build/fuzz; those of
+code in Python (targets.py) run under atheris. Each starts from its corpus in the repository and from what earlier runs
+have found, in build/fuzz/found. An input that crashes one is written to build/fuzz/failed; once the cause is mended, it
+belongs in the corpus, which the ordinary tests read.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/fuzz"
 NATIVE = ROOT / "native/tests/fuzz"
+HERE = Path(__file__).resolve().parent
 JOBS = len(os.sched_getaffinity(0))
 LEAST = 5  # seconds that a fuzzer runs
 LONGEST = 512  # bytes of an input
-NOT_TESTED = "not tested: fuzzing guided by coverage:"
+NOT_TESTED = "not tested: fuzzing guided by coverage"
 OPTIONS = ("-len_control=0", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=4000", "-print_final_stats=1")
 
 
 @dataclass(frozen=True)
 class Fuzzer:
-    """A program of libFuzzer. corpus: its inputs in the repository."""
+    """A program of libFuzzer. corpus: its inputs in the repository. also: others from which it starts."""
 
     name: str
     command: tuple[str, ...]
     corpus: Path
+    also: tuple[str, ...] = ()
 
     @property
     def found(self) -> Path:
@@ -91,7 +94,7 @@ def native(names: list[str]) -> list[Fuzzer]:
     if not wanted:
         return []
     if not (compiler := clang()):
-        print(f"{NOT_TESTED} there is no clang with libFuzzer; apt install clang")
+        print(f"{NOT_TESTED} of the core: there is no clang with libFuzzer; apt install clang")
         return []
     options = ["-DRANKWISE_FUZZ=ON", "-DRANKWISE_PYTHON=OFF", f"-DCMAKE_CXX_COMPILER={compiler}"]
     options.append(f"-DCMAKE_C_COMPILER={compiler.replace('clang++', 'clang')}")
@@ -105,12 +108,26 @@ def native(names: list[str]) -> list[Fuzzer]:
     return [Fuzzer(name, (str(BUILD / "native/tests/fuzz" / name),), NATIVE / "corpus" / name) for name in wanted]
 
 
+def python(names: list[str]) -> list[Fuzzer]:
+    """The fuzzers of code in Python of these names, or all. atheris is installed if it is missing."""
+    listed = re.search(r"for target in \((.*?)\)", (HERE / "targets.py").read_text(), re.DOTALL)
+    assert listed
+    wanted = [name for name in re.findall(r"\w+", listed[1]) if not names or name in names]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "atheris"]
+    if wanted and subprocess.run(install, capture_output=True, check=False).returncode:
+        print(f"{NOT_TESTED} of Python code: pip install atheris fails, which this Python may be too new for")
+        return []
+    program = sys.executable, str(HERE / "with_atheris.py")
+    also = {"pickles": (str(NATIVE / "corpus/pickle_fuzz"),)}
+    return [Fuzzer(name, (*program, name), HERE / "corpus" / name, also.get(name, ())) for name in wanted]
+
+
 def fuzz(fuzzer: Fuzzer, seconds: float) -> Outcome:
     failed = BUILD / "failed"
     for folder in (fuzzer.found, fuzzer.corpus, failed):
         folder.mkdir(parents=True, exist_ok=True)
     limits = f"-max_total_time={seconds:.0f}", f"-artifact_prefix={failed}/{fuzzer.name}-"
-    ran = fuzzer.run(*OPTIONS, *limits, str(fuzzer.found), str(fuzzer.corpus))
+    ran = fuzzer.run(*OPTIONS, *limits, str(fuzzer.found), str(fuzzer.corpus), *fuzzer.also)
     return Outcome(fuzzer, ran.returncode == 0, ran.stdout + ran.stderr)
 
 
@@ -136,10 +153,10 @@ def keep(fuzzer: Fuzzer) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1, help="how long to run, all fuzzers together")
-    parser.add_argument("--keep", action="store_true", help="then add what was found to the corpora")
+    parser.add_argument("--keep", action="store_true", help="then add what was found to the corpora of the core's")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a fuzzer; by default all run")
     options = parser.parse_args()
-    fuzzers = native(options.names)
+    fuzzers = native(options.names) + python(options.names)
     if not fuzzers:
         return 0
     seconds = max(LEAST, options.minutes * 60 * JOBS / len(fuzzers))
@@ -150,7 +167,7 @@ def main() -> int:
             print(outcome, flush=True)
             if not outcome.passed:
                 failed.append(outcome)
-            elif options.keep:
+            elif options.keep and outcome.fuzzer.corpus.is_relative_to(NATIVE):
                 keep(outcome.fuzzer)
     for outcome in failed:
         print(f"== {outcome.fuzzer.name}\n{outcome.log[-6000:]}")

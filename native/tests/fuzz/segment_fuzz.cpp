@@ -31,7 +31,7 @@ struct Original {
         return write_report(*segment, report);
     }();
     std::vector<SegmentCopy::Part> parts{
-        {0, heap + 4 * KiB}, {group, group + segment->at<GroupSegment>(group)->staging}, {text, text + kPage}};
+        {0, heap + 4 * KiB}, {group, group + segment->at<GroupSegment>(group)->staging}, {text, text + 4 * KiB}};
 };
 
 // Only this process is asked for its stacks: an input names no other one.

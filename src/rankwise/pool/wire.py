@@ -113,6 +113,8 @@ def _mapped(fd: int, lengths: Sequence[int]) -> list[Any]:
     for length in lengths:
         starts.append(starts[-1] + length + -length % _ALIGNED)
     try:
+        if not 0 < starts[-1] <= os.fstat(fd).st_size:  # whoever used the memory would end by a SIGBUS
+            raise OSError(errno.EIO, "the file of a message is shorter than its parts")
         memory = np.asarray(FileCopy(fd, starts[-1])).data
     finally:
         os.close(fd)

@@ -36,13 +36,29 @@ class Report(NamedTuple):
 
 
 def read(fd: int, rank: int) -> Report:
-    """What a rank has reported. fd: the memory."""
+    """What a rank has reported. fd: the memory, in which a rank that was killed may have left the half of a report."""
     line = os.pread(fd, ROOM, rank * ROOM).partition(b"\0")[0]  # memory that nobody has written to holds zeros
     if not line:
         return Report()
     import json  # which only failures need
 
-    return Report(*(data and Failure.from_json(data) for data in json.loads(line)))
+    try:  # a text may have been cut off in the middle of a character
+        uncaught, latest = json.loads(line.decode(errors="replace"))
+        return Report(*(None if data is None else _checked(Failure.from_json(data)) for data in (uncaught, latest)))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return Report()
+
+
+def _checked(failure: Failure) -> Failure:
+    """The same. Raises TypeError if a field is not of its type."""
+    own = Failure("")
+    for name, value in vars(failure).items():
+        if type(value) is not type(getattr(own, name)) and not (name == "limit" and type(value) is int):
+            raise TypeError(f"{name}: {value!r}")
+    texts = [part for at in failure.ranks.values() for part in (at.call, at.site, at.stack)]
+    if not all(isinstance(part, str) for part in texts) or not all(isinstance(rank, int) for rank in failure.to_blame):
+        raise TypeError("a text or a rank is something else")
+    return failure
 
 
 def forget(fd: int, rank: int) -> None:

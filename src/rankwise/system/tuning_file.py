@@ -81,7 +81,7 @@ def load(path: str, names: Names, given: str = "tuning file") -> TuningFile:
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{given} {path}: it cannot be read: {why}") from None
     try:
