@@ -205,6 +205,7 @@ WORLDS = {
     "mpich": World(Style(mpi=True), partial(launched, mpiexec(MPI_PLAY), mpi_launchers.ENVIRONMENT), together=30),
     "mpi4py": World(Style(mpi=True), partial(launched, ON_RANKWISE, {}), together=30),
     "faults": World(Style(faults=FAULTS, steps=25), partial(faulty, "shm")),
+    "gloo-faults": World(Style(slow_receives=True, faults=FAULTS, steps=25), partial(faulty, "gloo")),
 }
 
 
