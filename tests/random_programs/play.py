@@ -78,6 +78,8 @@ class Player:
             self._go_on()
         for base in self.bases:
             base.close()
+        for line in lines:
+            line.check_dropped()
         return self.errors
 
     def _run(self, line: _Thread) -> None:
@@ -139,7 +141,10 @@ class _Thread:
         for number, group in self.groups.items():
             if number >= 0:
                 group.close()
-        if fault is None or fault.kind == "stop":  # else nobody knows whether the dropped ones have succeeded
+
+    def check_dropped(self) -> None:
+        """Compare what dropped Works have written, now that all groups are closed."""
+        if self.program.fault is None or self.program.fault.kind == "stop":  # else nobody knows whether they succeeded
             for step, check in self.last:
                 self.guarded(step, partial(self.compare, check, None))
 

@@ -121,7 +121,8 @@ def judged(program: Program, found: list[dict[str, Any]]) -> str:
         if gone and rank == fault.rank:
             if fault.kind == "kill" and report:
                 return f"rank {rank} was not killed: {report}"
-            if fault.kind == "interrupt" and not report.get("failed", "").startswith("Interrupted"):
+            ignored = report.get("errors") == {}  # raised where nobody can catch it
+            if fault.kind == "interrupt" and not (report.get("failed", "").startswith("Interrupted") or ignored):
                 return f"rank {rank} was not interrupted: {report}"
         elif "errors" not in report:
             return f"rank {rank} has not ended well: {report}"

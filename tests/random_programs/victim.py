@@ -22,11 +22,13 @@ class Victim:
     def __init__(self, fault: Fault | None) -> None:
         self._fault = fault
         self._helper: subprocess.Popen[bytes] | None = None
+        self._raised = False
 
     def __enter__(self) -> Victim:
         if self._fault is not None and self._fault.kind in ("interrupt", "abort"):
 
             def handler(signum: int, frame: object) -> None:
+                self._raised = True
                 raise Interrupted
 
             signal.signal(signal.SIGALRM, handler)
@@ -52,8 +54,10 @@ class Victim:
         if self._fault.kind == "stop":
             if self._helper is not None:
                 self._helper.wait()
-        else:
-            time.sleep(SOON)  # the fault is still to come
+        else:  # the fault is still to come, or Python has ignored what was raised where nobody can catch it
+            end = time.monotonic() + SOON
+            while not self._raised and time.monotonic() < end:
+                time.sleep(0.01)
 
     def __exit__(self, *error: object) -> None:
         if self._fault is not None:
