@@ -11,11 +11,13 @@ using namespace rankwise;
 namespace {
 
 std::atomic<bool> refused_to_engine{false};
+constinit thread_local int until_refused = 0;  // requests of this thread; 0: none is refused
 
 }  // namespace
 
 void* operator new(size_t bytes) {
     if (is_engine_thread && refused_to_engine) throw std::bad_alloc();
+    if (until_refused && --until_refused == 0) throw std::bad_alloc();
     if (void* const memory = std::malloc(bytes ? bytes : 1)) return memory;
     throw std::bad_alloc();
 }
@@ -77,9 +79,43 @@ void no_thread() {
     });
 }
 
+// A receive that gets no memory, at any of its requests, is not left behind: not even half of it in the queues.
+void no_memory_for_a_receive() {
+    ranks::run_in_threads(2, [](Comm& c) {
+        const int64_t sent = 42;
+        int64_t x = 0;
+        if (c.rank() == 0) {
+            for (int refused = 1;; ++refused) {
+                bool threw = false;
+                std::shared_ptr<Request> receive;
+                until_refused = refused;
+                try {
+                    receive = c.messages().recv(&x, 1, DType::I64, 1, refused);
+                } catch (const std::bad_alloc&) {
+                    threw = true;
+                }
+                const bool enough = std::exchange(until_refused, 0) > 0;
+                CHECK_EQ(threw, !enough);
+                if (!enough) continue;
+                CHECK(refused > 2, refused);
+                c.messages().send_now(&refused, 1, DType::I32, 1, 0);
+                receive->wait(30);
+                CHECK_EQ(x, sent);
+                break;
+            }
+        } else {
+            int tag = 0;
+            c.messages().recv_now(&tag, 1, DType::I32, 0, 0);
+            c.messages().send_now(&sent, 1, DType::I64, 0, tag);
+        }
+        c.barrier();
+    });
+}
+
 }  // namespace
 
 int main() {
+    no_memory_for_a_receive();
     no_thread();
     no_memory_for_what_arrives();
     return check::result();

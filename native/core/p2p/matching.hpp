@@ -51,12 +51,13 @@ public:
     size_t size() const { return size_; }
     // posted: it has not matched a message yet.
     void add(const std::shared_ptr<Request>& r, bool posted) {
+        auto* const queue = posted ? &queues_.at(matching_key(r->peer_, r->tag_)) : nullptr;  // first: it may throw
         r->held_ = r;
         all_.append(*r);
         ++size_;
-        if (!posted) return;
+        if (!queue) return;
         r->number_ = next_++;
-        queues_.at(matching_key(r->peer_, r->tag_)).append(*r);
+        queue->append(*r);
         ++unmatched(*r);
         ++kinds_[kind(r->peer_, r->tag_)];
     }
@@ -116,8 +117,9 @@ public:
         while (Message* m = all_.first()) remove(*m);
     }
     void add(const std::shared_ptr<Message>& m) {
+        auto& queue = queues_.at(key(*m));  // first: it may throw
         m->held = m;
-        queues_.at(key(*m)).append(*m);
+        queue.append(*m);
         from_[size_t(m->from)].append(*m);
         all_.append(*m);
         if (m->offered()) offered_.append(*m);
@@ -125,8 +127,9 @@ public:
     }
     // A message that was removed, and whose data is here: it comes before those that arrived later.
     void put_back(const std::shared_ptr<Message>& m) {
+        auto& queue = queues_.at(key(*m));  // first: it may throw
         m->held = m;
-        queues_.at(key(*m)).put_back(*m);
+        queue.put_back(*m);
         from_[size_t(m->from)].put_back(*m);
         all_.put_back(*m);
         bytes_ += kept_bytes(*m);

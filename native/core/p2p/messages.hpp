@@ -129,6 +129,10 @@ private:
         uint64_t pad = 0;                                               // bytes to skip behind it
         std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
         std::vector<std::shared_ptr<Message>> claimed{};                // offered, and not fetched yet
+        // Before a message is claimed, since there may be no memory.
+        void make_room() {
+            if (claimed.size() == claimed.capacity()) claimed.reserve(2 * claimed.size() + 4);
+        }
     };
     using Sends = std::deque<std::shared_ptr<Request>>;
     struct Outgoing {     // what goes to one destination

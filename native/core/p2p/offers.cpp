@@ -64,6 +64,7 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
         if (wanted && accepts(*wanted, m->header)) {
             if (wanted->unsized_for(m->header.bytes, m->header.object))
                 wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
+            incoming_[m->from].make_room();
             if (claim(*m)) return m;
         } else if (!cancelled(*m)) {
             return m;

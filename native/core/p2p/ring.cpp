@@ -172,6 +172,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         const bool copied = !offer.parts.empty();
         if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes))
             overwritten("an offer", from, rank_);
+        in.make_room();
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->receive) in.claimed.push_back(m);
         break;
