@@ -32,6 +32,10 @@ NOT_TESTED = "not tested: fuzzing guided by coverage"
 OPTIONS = ("-len_control=0", f"-max_len={LONGEST}", "-timeout=30", "-rss_limit_mb=4000", "-print_final_stats=1")
 
 
+CORE = [source.stem for source in sorted(NATIVE.glob("*_fuzz.cpp"))]
+PYTHON = re.findall(r"\w+", re.findall(r"for target in \((.*?)\)", (HERE / "targets.py").read_text(), re.DOTALL)[0])
+
+
 @dataclass(frozen=True)
 class Fuzzer:
     """A program of libFuzzer. corpus: its inputs in the repository. also: others from which it starts."""
@@ -90,7 +94,7 @@ def clang() -> str:
 
 def native(names: list[str]) -> list[Fuzzer]:
     """The native fuzzers of these names, or all. They are built."""
-    wanted = [source.stem for source in sorted(NATIVE.glob("*_fuzz.cpp")) if not names or source.stem in names]
+    wanted = [name for name in CORE if not names or name in names]
     if not wanted:
         return []
     if not (compiler := clang()):
@@ -110,9 +114,7 @@ def native(names: list[str]) -> list[Fuzzer]:
 
 def python(names: list[str]) -> list[Fuzzer]:
     """The fuzzers of code in Python of these names, or all. atheris is installed if it is missing."""
-    listed = re.search(r"for target in \((.*?)\)", (HERE / "targets.py").read_text(), re.DOTALL)
-    assert listed
-    wanted = [name for name in re.findall(r"\w+", listed[1]) if not names or name in names]
+    wanted = [name for name in PYTHON if not names or name in names]
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "atheris"]
     if wanted and subprocess.run(install, capture_output=True, check=False).returncode:
         print(f"{NOT_TESTED} of Python code: pip install atheris fails, which this Python may be too new for")
@@ -156,6 +158,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="then add what was found to the corpora of the core's")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a fuzzer; by default all run")
     options = parser.parse_args()
+    if unknown := set(options.names).difference(CORE, PYTHON):
+        parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join((*CORE, *PYTHON))}")
     fuzzers = native(options.names) + python(options.names)
     if not fuzzers:
         return 0
