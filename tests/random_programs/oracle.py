@@ -11,6 +11,7 @@ from functools import lru_cache, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.random  # now: an interrupt in the middle of an import may leave Python's lock on the module held
 
 from random_programs.program import Collective
 
