@@ -1,7 +1,6 @@
 // Reads the fields of a NumPy array through NumPy's header. NumPy is never imported here, so that programs
 // without it (the launcher) stay without it.
 #pragma once
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/ndarraytypes.h>
 
 #include "bindings.hpp"

@@ -1,7 +1,5 @@
 // Registered memory for NumPy: an object with the array interface, and a memory handler (NEP 49) that makes NumPy
 // allocate its arrays in registered memory.
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #include "bindings.hpp"
 
 #include <numpy/arrayobject.h>
