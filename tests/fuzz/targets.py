@@ -74,6 +74,13 @@ def only_plain(value: Any, seen: set[int]) -> None:
         assert not value.dtype.hasobject
 
 
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except SystemError:  # NumPy's, for an array of characters that do not exist
+        return ""
+
+
 def pickles(data: bytes) -> None:
     """What the check accepts is plain data, and the same to Python's two Unpicklers. The rest is refused."""
     stream, buffers = data[1:], [np.full(size, 7, np.uint8) for size in (8, 24, 64)][: data[0] % 4 if data else 0]
@@ -90,7 +97,7 @@ def pickles(data: bytes) -> None:
     except ValueError:
         return
     only_plain(value, set())
-    assert repr(_Unpickler(io.BytesIO(stream), buffers=buffers).load()) == repr(value)
+    assert _shown(_Unpickler(io.BytesIO(stream), buffers=buffers).load()) == _shown(value)
 
 
 def objects(data: bytes) -> None:
