@@ -1,6 +1,6 @@
 """Runs fuzzers guided by coverage, several at a time, and prints how much each has seen.
 
-    python tests/fuzz/run.py [--minutes M] [--keep] [NAME...]
+    python tests/fuzz/run.py [--minutes M] [--seed S] [--keep] [NAME...]
 
 The fuzzers of native/tests/fuzz are built with clang's libFuzzer, AddressSanitizer and UBSan in build/fuzz; those of
 code in Python (targets.py) run under atheris. Each starts from its corpus in the repository and from what earlier runs
@@ -124,11 +124,11 @@ def python(names: list[str]) -> list[Fuzzer]:
     return [Fuzzer(name, (*program, name), HERE / "corpus" / name, also.get(name, ())) for name in wanted]
 
 
-def fuzz(fuzzer: Fuzzer, seconds: float) -> Outcome:
+def fuzz(fuzzer: Fuzzer, seconds: float, seed: int) -> Outcome:
     failed = BUILD / "failed"
     for folder in (fuzzer.found, fuzzer.corpus, failed):
         folder.mkdir(parents=True, exist_ok=True)
-    limits = f"-max_total_time={seconds:.0f}", f"-artifact_prefix={failed}/{fuzzer.name}-"
+    limits = f"-max_total_time={seconds:.0f}", f"-seed={seed}", f"-artifact_prefix={failed}/{fuzzer.name}-"
     ran = fuzzer.run(*OPTIONS, *limits, str(fuzzer.found), str(fuzzer.corpus), *fuzzer.also)
     return Outcome(fuzzer, ran.returncode == 0, ran.stdout + ran.stderr)
 
@@ -155,6 +155,7 @@ def keep(fuzzer: Fuzzer) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1, help="how long to run, all fuzzers together")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs; by default, each run has other ones")
     parser.add_argument("--keep", action="store_true", help="then add what was found to the corpora of the core's")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a fuzzer; by default all run")
     options = parser.parse_args()
@@ -167,7 +168,7 @@ def main() -> int:
     print(f"{'fuzzer':<16} {'executions':>10} {'coverage':>8} {'inputs':>7}   each {seconds:.0f} s", flush=True)
     failed = []
     with ThreadPoolExecutor(JOBS) as pool:
-        for outcome in pool.map(lambda each: fuzz(each, seconds), fuzzers):
+        for outcome in pool.map(lambda each: fuzz(each, seconds, options.seed), fuzzers):
             print(outcome, flush=True)
             if not outcome.passed:
                 failed.append(outcome)
