@@ -73,8 +73,8 @@ ELSEWHERE = [
 QUIET = {"TSAN_OPTIONS": "report_bugs=0"}
 
 
-def run(*command: object, where: Path = ROOT, variables: Mapping[str, str] = {}) -> None:
-    """Run a command; if it fails, show the end of its output and exit."""
+def run(*command: object, where: Path = ROOT, variables: Mapping[str, str] = {}) -> str:
+    """What a command prints. If it fails, show the end of that and exit."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=where,
@@ -85,6 +85,7 @@ def run(*command: object, where: Path = ROOT, variables: Mapping[str, str] = {})
     )
     if done.returncode:
         sys.exit(f"{done.stdout[-4000:]}\n{' '.join(map(str, command))}: exit status {done.returncode}")
+    return done.stdout
 
 
 def source(folder: Path) -> Path:

@@ -17,29 +17,15 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
+
+from free_threaded import run
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOKE = ROOT / "packaging" / "smoke.py"
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 IN_THE_SDIST = ["tests/docs", "tests/benchmarks", *(f"tests/test_{name}.py" for name in ("layers", "package", "parts"))]
 NEITHER = {"PKG-INFO", ".gitignore", ".git-blame-ignore-revs"}
-
-
-def run(*command: object, where: Path = ROOT, variables: Mapping[str, str] = {}) -> str:
-    """What a command prints. If it fails, show the end of that and exit."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=where,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{done.stdout[-4000:]}\n{' '.join(map(str, command))}: exit status {done.returncode}")
-    return done.stdout
 
 
 def pythons() -> list[Path]:

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz.targets import only_plain
 from rankwise.group import plain_types
 from rankwise.group.object_block import decode, encode
 
@@ -301,21 +302,6 @@ SAMPLE = [
     defaultdict(list, {1: [2]}), np.float32(1), PurePosixPath("a"), UUID(int=1), slice(1, 2), range(3), 1j,
 ]  # fmt: skip
 STREAM, BUFFERS = encode(SAMPLE, False)
-
-
-def only_plain(value: Any, seen: set[int]) -> None:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    assert value is None or plain_types._name(type(value)) or isinstance(value, np.generic | np.dtype), type(value)
-    if isinstance(value, dict):
-        for pair in list(value.items()):
-            only_plain(pair, seen)
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        for item in list(value):
-            only_plain(item, seen)
-    elif isinstance(value, np.ndarray):
-        assert not value.dtype.hasobject
 
 
 def damaged(stream: bytes) -> None:
