@@ -176,7 +176,6 @@ void bind_comm(nb::module_& m) {
         .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
         .def("make_part", &Comm::make_part, nb::arg("ranks"))
         .def("take_part", &Comm::take_part, nb::arg("part"))
-        .def("failed_operations", [](Comm& c) { return works_of(c.failed_operations()); })
         .def("failed", &Comm::failed, Release())
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
         .def("shrink", &Comm::shrink, nb::arg("exclude"), Release())

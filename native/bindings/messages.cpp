@@ -3,6 +3,7 @@
 
 #include "plain_array.hpp"
 #include "requests.hpp"
+#include "works.hpp"
 
 using namespace rankwise;
 
@@ -128,9 +129,10 @@ std::optional<std::pair<RequestHandle, SourceTagBytes>> recv_arrived(Comm& c, in
                      SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype)));
 }
 
-std::vector<RequestHandle> failed_messages(Comm& c) {
-    std::vector<RequestHandle> failed;
-    for (auto& request : c.failed_messages()) failed.emplace_back(std::move(request), nb::none());
+nb::list failed_works(Comm& c) {
+    nb::list failed;
+    for (auto& request : c.failed_messages()) failed.append(RequestHandle(std::move(request), nb::none()));
+    for (auto& work : works_of(c.failed_operations())) failed.append(std::move(work));
     return failed;
 }
 
@@ -246,7 +248,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("irecv_array_up_to", &irecv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("group"))
         .def("recv_array_up_to", &recv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none())
-        .def("failed_messages", &failed_messages)
+        .def("failed_works", &failed_works)
         .def("recv_probed", &recv_probed, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from weakref import WeakSet
 
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.failure import Failure
+from rankwise.system.alive import Alive
 
 
 class OpenCommunicator(Communicator):
@@ -22,7 +20,6 @@ class OpenCommunicator(Communicator):
         """Called last by a subclass's __init__, since the communicator may be closed from then on."""
         self._rank = rank
         self._world_size = world_size
-        self._opening = next(_numbers)
         _open.add(self)
 
     def __repr__(self) -> str:
@@ -88,24 +85,23 @@ class OpenCommunicator(Communicator):
         log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
     def __del__(self) -> None:
-        if hasattr(self, "_world_size"):  # absent where __init__ raised
+        if not self.closed and hasattr(self, "_world_size"):  # absent where __init__ raised
             self.close()
 
 
-_open: WeakSet[OpenCommunicator] = WeakSet()
-_numbers = itertools.count()
+_open: Alive[OpenCommunicator] = Alive()
 
 
 def _close_all(left: Callable[[], float]) -> None:
     """Close what is still open, the newest first. left: returns the seconds that remain."""
-    for opened in list(_open):
+    for opened in _open:
         opened.process_ends()
-    for opened in sorted(_open, key=attrgetter("_opening"), reverse=True):
+    for opened in reversed(list(_open)):
         opened.close(left())
 
 
 def _forked() -> None:
-    for opened in list(_open):
+    for opened in _open:
         opened.forked()
     _open.clear()
 

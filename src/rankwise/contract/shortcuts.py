@@ -247,12 +247,11 @@ class Shortcuts:
             return nothing
         raise AttributeError(name)
 
-    def failed_operations(self) -> Sequence[FailedWork]:
-        """The started operations that have failed, as failed_messages."""
-        return ()
+    def failed_works(self) -> Sequence[FailedWork]:
+        """The messages and started operations that have failed, and whose error no `wait` has raised yet.
 
-    def failed_messages(self) -> Sequence[FailedWork]:
-        """The messages that have failed, and whose error no `wait` has raised yet. Each is returned once."""
+        Each is returned once.
+        """
         return ()
 
     send_object_plain: Callable[..., bool] = _not_done

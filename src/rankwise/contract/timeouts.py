@@ -35,6 +35,8 @@ def check_wait(timeout: float, optional: bool = True) -> float:
 
     optional: whether the caller takes None for no limit, for the error.
     """
+    if type(timeout) is float and 0 <= timeout <= LONGEST_TIMEOUT:
+        return timeout
     number = _is_number(timeout)
     if number and timeout >= 0:
         return float(min(timeout, LONGEST_TIMEOUT))

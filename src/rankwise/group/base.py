@@ -49,16 +49,19 @@ class GroupBase:
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
-        self.pending = Pending(f"rank {comm.rank} of group {name!r}", comm)
+        self.pending = Pending(f"group {name!r}", comm)
         """The group's Works in progress. A front-end adds its own, so that closing the group ends them too."""
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self.receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         """The receives of messages of any length: the communicator's, or else a queue that makes them of its others."""
         self._kept = [] if self._queue is None else self._queue.kept
         self._collectives = complete(comm)
-        self._whole = _Whole(comm)
         self._shortcuts = comm.shortcuts
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
+
+    @once
+    def _whole(self) -> _Whole:
+        return _Whole(self.comm)
 
     @once
     def _sent(self) -> ArrayWork[None]:

@@ -87,6 +87,8 @@ class Group(
         (2, (0, 1), True, 'world')
     """
 
+    _closed = True
+
     def __init__(
         self,
         comm: Communicator,
@@ -494,5 +496,5 @@ class Group(
     def __del__(self, exits: Callable[[], bool] = sys.is_finalizing) -> None:
         # The engine must release the memory of pending works before that is freed. While the interpreter exits,
         # the communicator has been closed already, and modules may be gone.
-        if hasattr(self, "_closed") and not exits():
+        if not self._closed and not exits():
             self.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from rankwise.contract.errors import RankwiseError
+from rankwise.system.alive import Alive
 
 
 class Reference(NamedTuple):
@@ -69,23 +69,18 @@ class Related:
 
     def __init__(self) -> None:
         self.references: References | None = None
-        self._groups: WeakSet[Abortable] = WeakSet()
-        self._lock = threading.RLock()  # the destructor of a pool may run anywhere
+        self._groups: Alive[Abortable] = Alive()
         self._reason = ""  # why the groups have been aborted
 
     def add(self, group: Abortable) -> None:
-        with self._lock:
-            self._groups.add(group)
-            reason = self._reason
-        if reason:
-            _abort(group, reason)
+        self._groups.add(group)
+        if self._reason:
+            _abort(group, self._reason)
 
     def abort(self, reason: str) -> None:
         """Wake whoever waits in one of these groups, or in one that is still made of them, if its backend can."""
-        with self._lock:
-            self._reason = reason
-            groups = list(self._groups)
-        for group in groups:
+        self._reason = reason  # first: a group that is added now either finds the reason, or is found
+        for group in self._groups:
             _abort(group, reason)
 
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from rankwise._native import Request
 from rankwise._native import Work as EngineWork
@@ -20,6 +19,7 @@ from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.timeouts import LONGEST_TIMEOUT, check_wait
 from rankwise.contract.work import OuterWork, Pauses, Work, adopt, wait_until
+from rankwise.system.alive import Alive
 
 T = TypeVar("T")
 W = TypeVar("W", bound="ArrayWork[Any]")
@@ -32,24 +32,28 @@ class Pending:
     """The pending works of one group, and failed ones whose error has not been raised to the caller yet.
 
     It keeps their memory alive until the engine is done with it, even if the caller has dropped the
-    Work. name: the rank in its group, for messages.
+    Work. group: as messages name the group, after the rank.
     """
 
-    def __init__(self, name: str, comm: Communicator) -> None:
-        self.name = name
+    _sweep_at = 16
+    _closing = _forked = False
+
+    def __init__(self, group: str, comm: Communicator) -> None:
+        self._group = group
         self._comm = comm
         self.works: dict[int, ArrayWork[Any]] = {}
         self.failed: deque[FailedWork] = deque()
-        self._sweep_at = _FEW
-        self._closing = False
-        self._pid = os.getpid()
         _open.add(self)
+
+    @property
+    def name(self) -> str:
+        return f"rank {self._comm.rank} of {self._group}"
 
     def add(self, work: ArrayWork[Any]) -> None:
         # Completed works are removed only when there are four times as many, so that the search costs little.
         if len(self.works) >= self._sweep_at:
             self.release_done()
-            self._sweep_at = max(_FEW, 4 * len(self.works))
+            self._sweep_at = max(Pending._sweep_at, 4 * len(self.works))
         self.works[id(work)] = work
 
     def own(self, work: Work[T], group: object = None) -> Work[T]:
@@ -70,8 +74,7 @@ class Pending:
         """Finish the works that are complete, and take the failed ones that only the communicator has."""
         for work in list(self.works.values()):
             work.done()
-        shortcuts = self._comm.shortcuts
-        self.failed += [*shortcuts.failed_messages(), *shortcuts.failed_operations()]
+        self.failed += self._comm.shortcuts.failed_works()
 
     def raise_first(self) -> None:
         """Raise the first error of a completed work that has not been raised to the caller yet."""
@@ -86,7 +89,7 @@ class Pending:
 
     def before_close(self) -> None:
         """The communicator will be closed next, unless the program has closed it, and what failed then is logged."""
-        if os.getpid() == self._pid:
+        if not self._forked:
             if not self._comm.closed:
                 self.release_done()
             self._closing = True
@@ -96,21 +99,27 @@ class Pending:
 
         Works that are not complete by now fail with ClosedError. May be repeated.
         """
-        if os.getpid() == self._pid:  # in a forked child, locks may be held by threads that exist only in the parent
-            for work in list(self.works.values()):
-                if not work.done():
-                    work.fail(ClosedError(f"the operation was not complete when {self.name} was closed"))
-            errors = [work.exception() for work in self.failed if not work.waited]
-            errors = [error for error in errors if not isinstance(error, ClosedError)]
-            late = [work.exception() for work in self._comm.shortcuts.failed_operations()]
-            errors += [error for error in late if not isinstance(error, RankwiseError)]
-            if errors:
-                self._log(errors)
+        if not self._forked:  # in the child, locks may be held by threads that exist only in the parent
+            late = self._comm.shortcuts.failed_works()
+            if self.works or self.failed or late:
+                self._end(late)
         self.works.clear()
         self.failed.clear()
 
+    def _end(self, late: Iterable[FailedWork]) -> None:
+        """late: those that have failed since the communicator was closed."""
+        for work in list(self.works.values()):
+            if not work.done():
+                work.fail(ClosedError(f"the operation was not complete when {self.name} was closed"))
+        errors = [work.exception() for work in self.failed if not work.waited]
+        errors = [error for error in errors if not isinstance(error, ClosedError)]
+        errors += [error for work in late if not isinstance(error := work.exception(), RankwiseError)]
+        if errors:
+            self._log(errors)
+
     def forked(self) -> None:
         """Called in a forked child: the works are the parent's, and `wait` says so."""
+        self._forked = True
         for work in self.works.values():
             work.forked()
         self.failed.clear()
@@ -124,21 +133,21 @@ class Pending:
         logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, str(first))
 
 
-_open: WeakSet[Pending] = WeakSet()
+_open: Alive[Pending] = Alive()
 
 
 def _before_close_all(left: Callable[[], float]) -> None:
-    for pending in list(_open):
+    for pending in _open:
         pending.before_close()
 
 
 def _close_all(left: Callable[[], float]) -> None:
-    for pending in list(_open):
+    for pending in _open:
         pending.close()
 
 
 def _forked() -> None:
-    for pending in list(_open):
+    for pending in _open:
         pending.forked()
 
 
@@ -146,7 +155,6 @@ close_at_exit(ClosingOrder.WORKS, _before_close_all)
 close_at_exit(ClosingOrder.LAST_WORKS, _close_all)
 os.register_at_fork(after_in_child=_forked)
 
-_FEW = 16
 _MOST_FAILED = 100  # works kept for their errors; the first errors are the most informative
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -107,15 +106,15 @@ class EngineCommunicator(OpenCommunicator):
     any_source = True
     scans = True
     traced = True
+    _forked = False
 
-    agree, allocate, announce_array, call, failed, make_part, name_group = _engine(7)
+    agree, allocate, announce_array, call, failed, make_part = _engine(6)
     barrier, all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all = _engine(9)
     all_gather_v, gather_v, scatter_v, reduce_scatter_v, all_to_all_v = _engine(5)
 
     def __init__(self, comm: _native.Comm, backend: str) -> None:
         self.backend = backend
         self._comm = comm
-        self._pid = os.getpid()
         self.receives = self._receives = EngineReceives(comm)
         super().__init__(comm.rank, comm.world_size)
 
@@ -142,6 +141,9 @@ class EngineCommunicator(OpenCommunicator):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._comm.timeout = seconds
+
+    def name_group(self, name: str) -> None:
+        self._comm.name_group(name)
 
     def become_part(self) -> None:
         super().become_part()
@@ -217,8 +219,7 @@ class EngineCommunicator(OpenCommunicator):
         self.fail(to_pass_on(failure, ROOM))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        # After a fork the group belongs to the parent only.
-        if self.closed or os.getpid() != self._pid:
+        if self.closed or self._forked:
             return
         self.closed = True
         trouble = self._comm.close(timeout)
@@ -226,11 +227,11 @@ class EngineCommunicator(OpenCommunicator):
             self._warn(trouble)
 
     def process_ends(self) -> None:
-        if os.getpid() == self._pid:
-            self._comm.announce_end()
+        self._comm.announce_end()
 
     def forked(self) -> None:
-        """Nothing to do: the engine checks which process calls it."""
+        """The group belongs to the parent only. The engine checks itself which process calls it."""
+        self._forked = True
 
 
 def _engine_name(operation: Operation) -> str:

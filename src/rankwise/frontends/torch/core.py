@@ -51,7 +51,7 @@ class Core:
         self._rank = comm.rank
         self._size = comm.world_size
         self.collectives = with_all(comm)
-        self._pending = Pending(f"rank {comm.rank} of a torch process group", comm)
+        self._pending = Pending("a torch process group", comm)
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
         self._stream: int | None = None  # the thread that runs futures' callbacks
         self._together: list[Started] | None = None  # works between _start_coalescing and _end_coalescing
