@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import pytest
@@ -59,3 +60,37 @@ def test_several_threads_wait_for_one_task(pool: rw.Pool) -> None:
     for thread in threads:
         thread.join(60)
     assert found == [future.result()] * 3
+
+
+def test_several_threads_map_at_once(pool: rw.Pool) -> None:
+    ended: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: ended.append(list(pool.map(abs, range(-300, 0), chunksize=1))))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert ended == [list(range(300, 0, -1))] * 3
+
+
+def test_a_shutdown_ends_the_wait_for_a_map() -> None:
+    pool = rw.Pool(1, timeout=60)
+    begun, ended = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        results = pool.map(time.sleep, [0.0, 1.0, 1.0, 1.0], chunksize=1)
+        next(results)
+        begun.set()
+        try:
+            list(results)
+        except CancelledError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    pool.shutdown(cancel_futures=True)
+    thread.join(60)
+    assert len(ended) == 1

@@ -6,15 +6,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as Late
 from itertools import count
 from typing import Any, NamedTuple
 
 from rankwise.contract.errors import ClosedError, MismatchError, PeerLostError, RankwiseError
 from rankwise.contract.timeouts import check_wait
 
-PENDING, RUNNING = "PENDING", "RUNNING"  # states of such a future
+PENDING = "PENDING"  # the state of a future that may be cancelled
 CHECKED = 0.001  # seconds a rank from which on the ends of a call are compared, which takes 40 us a rank
 MEETINGS = 5  # how often in a row the ranks try to meet if some are lost meanwhile
 AHEAD = 64  # tasks that a rank is given at most, the one that it does too
@@ -64,12 +65,12 @@ class Ranks(ABC):
         """Let the ranks, which are idle, end. May be repeated."""
 
     @abstractmethod
-    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Any:
-        """A call as the ranks take it. each: of `each_of(fn, *args)` instead of `fn(*args, **kwargs)`."""
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The call `fn(*args, **kwargs)` as the ranks take it."""
 
-    def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """For `packed`, a function of several calls, which is packed only once."""
-        return fn
+    @abstractmethod
+    def packer(self, fn: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+        """What makes of `columns` the call `each_of(fn, *columns)` as the ranks take it. fn is packed only once."""
 
     def small(self, call: Any) -> bool:
         """Whether a rank may be sent this call while it makes another one, and `take_back` returns it."""
@@ -129,63 +130,116 @@ class Part(ABC):
         """The rank will not answer any more."""
 
 
-class Task(Future[Any], Part):
-    """A call that one rank makes, whichever has time, and its future. Ctrl-C in `result` interrupts the call too.
+class Task(Part):
+    """A call that one rank makes, whichever has time. It has no more than `map` needs: one thread waits for it.
 
-    The thread that waits in `result` receives the answer itself, which saves a switch between threads.
+    The thread that waits in `result` receives the answer itself, which saves a switch between threads. Ctrl-C in
+    `result` interrupts the call too.
     """
 
     def __init__(self, dealer: Dealer, call: Any) -> None:
-        super().__init__()
         self._dealer = dealer
         self.call = call
-        self.small = dealer.ranks.small(call)
         self.number = next(dealer.numbers)
         self.rank: int | None = None
         """The rank that it was given to."""
         self.again = True
+        self._begun = self._dropped = self._ended = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiter: threading.Event | None = None
+
+    def done(self) -> bool:
+        return self._ended
 
     def result(self, timeout: float | None = None) -> Any:
         if timeout is not None:
             timeout = check_wait(max(timeout, 0))  # as in concurrent.futures, whose map waits for less than 0 when late
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            if self._state in (PENDING, RUNNING):
+            if not self.done():
                 self._dealer.ranks.receive(self, timeout)
-            return super().result(end and max(0.0, end - time.monotonic()))
+            return self._wait(end and max(0.0, end - time.monotonic()))
         except KeyboardInterrupt:
             self._dealer.interrupt(self)
             raise
 
+    def _wait(self, timeout: float | None) -> Any:
+        """Return the result, or raise the error, when there is one."""
+        if not self._ended:
+            self._waiter = threading.Event()
+            if not self._ended and not self._waiter.wait(timeout):
+                raise Late
+        if self._error is None:
+            return self._value
+        try:
+            raise self._error
+        finally:
+            del self  # which the error's traceback would keep, and it the error
+
     def cancel(self) -> bool:
         taken_back = self._dealer.take_back(self)
-        cancelled = super().cancel()
+        cancelled = self._drop()
         if taken_back:
             self._dealer.ranks.wake()
         self._dealer.ranks.ring()
         return cancelled
 
+    def _drop(self) -> bool:
+        """Cancel it, unless a rank does it, or has done it. Returns whether it is cancelled."""
+        self._dropped = not (self._begun or self._ended)
+        return self._dropped
+
     def begin(self, rank: int) -> bool:
         """A rank is to do it. Returns whether it is not cancelled."""
         self.rank = rank
-        return not self.again or self.set_running_or_notify_cancel()
+        return not self.again or self._begin()
+
+    def _begin(self) -> bool:
+        self._begun = not self._dropped
+        return self._begun
 
     def taken_back(self) -> None:
         """It waits again, as if no rank had been given it."""
         self.rank = None
         if self.again:  # otherwise it has begun once
-            self._state = PENDING
+            self._wait_again()
+
+    def _wait_again(self) -> None:
+        self._begun = False
 
     def settle(self, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self.set_exception(outcome.error)
+            self._end(None, outcome.error)
             return
         try:
             result = outcome.result()
         except TypeError as error:
-            self.set_exception(error)
+            self._end(None, error)
         else:
-            self.set_result(result)
+            self._end(result)
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        self._end(None, CancelledError() if self._dropped else error)
+
+    def _end(self, value: Any, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+        self._ended = True
+        if self._waiter is not None:  # set before that thread has seen that it had not ended
+            self._waiter.set()
+
+
+class FutureTask(Task, Future[Any]):
+    """A task with its future, for `submit`."""
+
+    def __init__(self, dealer: Dealer, call: Any) -> None:
+        Future.__init__(self)
+        super().__init__(dealer, call)
+
+    done, _wait, _drop, _begin = Future.done, Future.result, Future.cancel, Future.set_running_or_notify_cancel
+
+    def _wait_again(self) -> None:
+        self._state = PENDING
 
     def fail(self, rank: int, error: BaseException) -> None:
         """concurrent.futures.wait must learn of a cancelled one too."""
@@ -194,11 +248,15 @@ class Task(Future[Any], Part):
         else:
             self.set_exception(error)
 
+    def _end(self, value: Any, error: BaseException | None = None) -> None:
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
+
 
 class Turn:
     """The place in the queue of a call that all ranks make. At its head, no task is dealt until the call is over."""
-
-    small = False
 
 
 class Dealer:
@@ -222,13 +280,26 @@ class Dealer:
 
     # ---- for the pool ----
 
-    def submit(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, each: bool = False
-    ) -> Future[Any]:
-        """A task, for the next rank that has time. each: its result is `each_of(fn, *args)`."""
+    def submit(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """A task, for the next rank that has time."""
         _check_function(fn)
-        task = Task(self, self.ranks.packed(fn, args, kwargs, each))
+        task = FutureTask(self, self.ranks.packed(fn, args, kwargs))
         self.ranks.here()
+        self._add(task)
+        return task
+
+    def map(self, fn: Callable[..., Any], chunks: Iterable[Sequence[Any]]) -> list[Task]:
+        """A task for each chunk of columns, whose result is `each_of(fn, *columns)`."""
+        _check_function(fn)
+        pack, tasks = self.ranks.packer(fn), list[Task]()
+        self.ranks.here()
+        for columns in chunks:
+            task = Task(self, pack(columns))
+            self._add(task)
+            tasks.append(task)
+        return tasks
+
+    def _add(self, task: Task) -> None:
         with self._lock:
             self._check()
             self._waiting.append(task)
@@ -237,17 +308,11 @@ class Dealer:
             self.ranks.wake()
         elif task.number % HELP == 0:
             self.ranks.help()
-        return task
-
-    def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """For `submit`, a function of several tasks, which is packed only once."""
-        _check_function(fn)
-        return self.ranks.sent_once(fn)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
         _check_function(fn)
-        call = self.ranks.packed(fn, args, kwargs, each=False)
+        call = self.ranks.packed(fn, args, kwargs)
         self.ranks.here()
         turn = Turn()
         try:
@@ -266,10 +331,10 @@ class Dealer:
                 self.ranks.wake()
         return [outcome.result() for outcome in sorted(outcomes, key=lambda outcome: outcome.rank)]
 
-    def interrupt(self, task: Future[Any]) -> None:
+    def interrupt(self, task: Task) -> None:
         """Interrupt the rank that does this task, if one does."""
         with self.changed:  # so that no rank is given another one meanwhile
-            if not isinstance(task, Task) or task.rank not in self._dealt:
+            if task.rank not in self._dealt:
                 return
             rank = task.rank
             self._take_back_behind(lambda other: other == rank)
@@ -429,7 +494,7 @@ class Dealer:
         """Give a rank the next tasks that it may be given, until it has so many. Returns whether there was one."""
         dealt, given = self._dealt[rank], False
         while len(dealt) < room and self._waiting and not isinstance(task := self._waiting[0], Turn):
-            if dealt and not task.small:
+            if dealt and not self.ranks.small(task.call):
                 break
             self._waiting.popleft()
             if task.begin(rank):

@@ -30,14 +30,11 @@ class Call(NamedTuple):
     path: list[str]
 
 
-class _SentOnce:
-    """A function of several calls. packed: how it is sent, if not in these parts."""
+class _Packed:
+    """A function of several calls that is packed only once, in these parts."""
 
-    def __init__(self, fn: Callable[..., Any], packed: bytes, parts: wire.Parts = ()) -> None:
-        self.fn, self.packed, self._parts = fn, packed, parts
-
-    def __call__(self) -> None:
-        raise NotImplementedError
+    def __init__(self, parts: wire.Parts) -> None:
+        self._parts = parts
 
     def __reduce__(self) -> Any:
         return wire.unpacked, ([pickle.PickleBuffer(part) for part in self._parts],)
@@ -64,15 +61,22 @@ def call_of(parts: wire.Parts) -> Callable[[], Any]:
 
 def _packed(obj: object, fn: Callable[..., Any]) -> list[Any]:
     """The parts of an object of a call of fn."""
-    if not _sent_by_value():
-        with suppress(Exception):  # whatever their classes raise; cloudpickle may know how
+    try:
+        if not _sent_by_value():
             parts = wire.packed(obj)
             if b"__main__" not in parts[0]:  # which the ranks cannot import
                 return parts
+    except Exception:  # noqa: BLE001 - whatever their classes raise
+        pass  # cloudpickle may know how
     try:
         return wire.packed(obj, pickler(fn))
     except Exception as error:  # whatever their classes raise
         raise TypeError(f"fn and its arguments cannot be sent to other processes: {described(error)}") from error
+
+
+def _head(packed: bytes) -> bytes:
+    """What precedes the parts of a call whose function is packed so; if it is b"", the parts have the function."""
+    return len(packed).to_bytes(2, "little") + packed
 
 
 def _sent_by_value() -> bool:
@@ -117,19 +121,28 @@ class PickledRanks(Ranks):
         self._paths[rank] = call.path
         return kind.lower(), [*call.parts, pickle.dumps(call.path)]
 
-    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Call:
-        given, packed = (fn.fn, fn.packed) if isinstance(fn, _SentOnce) else (fn, self._by_name(fn))
-        parts = _packed((args, kwargs, each) if packed else (fn, args, kwargs, each), given)
-        parts[0] = b"".join((len(packed).to_bytes(2, "little"), packed, parts[0]))
-        return Call(parts, self._path(given))
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        packed = self._by_name(fn)
+        parts = _packed((args, kwargs, False) if packed else (fn, args, kwargs, False), fn)
+        parts[0] = _head(packed) + parts[0]
+        return Call(parts, self._path(fn))
 
-    def sent_once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        if packed := self._by_name(fn):
-            return _SentOnce(fn, packed)
-        parts = _packed(fn, fn)
-        if len(parts) > 1 or len(parts[0]) > LONGEST:
-            return _SentOnce(fn, b"", parts)
-        return _SentOnce(fn, os.urandom(MARK) + parts[0])
+    def packer(self, fn: Callable[..., Any]) -> Callable[[Sequence[Any]], Call]:
+        packed, sent = self._by_name(fn), None
+        if not packed:
+            parts = _packed(fn, fn)
+            if len(parts) > 1 or len(parts[0]) > LONGEST:
+                sent = _Packed(parts)
+            else:
+                packed = os.urandom(MARK) + parts[0]
+        head, path = _head(packed), self._path(fn)
+
+        def pack(columns: Sequence[Any]) -> Call:
+            parts = _packed((columns, {}, True) if sent is None else (sent, columns, {}, True), fn)
+            parts[0] = head + parts[0]
+            return Call(parts, path)
+
+        return pack
 
     def _by_name(self, fn: Callable[..., Any]) -> bytes:
         """A function as it is packed if the ranks can import it, else b""."""

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -16,7 +17,7 @@ from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
 from rankwise.group.group import Group
 from rankwise.launch.limits import check_ranks
-from rankwise.pool.dealer import Dealer
+from rankwise.pool.dealer import Dealer, Task
 from rankwise.pool.members import Members
 from rankwise.pool.processes import Processes
 
@@ -184,29 +185,25 @@ class Pool(Executor):
         columns = [list(iterables[0])] if len(iterables) == 1 else [*zip(*zip(*iterables, strict=False), strict=True)]
         count = len(columns[0]) if columns else 0
         chunksize = chunksize or max(1, math.ceil(count / (TASKS * self.n)))
-        sent = self._dealer.sent_once(fn)
-        futures = []
-        for at in range(0, count, chunksize):
-            chunk = [column[at : at + chunksize] for column in columns]
-            futures.append(self._dealer.submit(sent, chunk, {}, each=True))
-        return self._results(futures[::-1], end)
+        chunks = ([column[at : at + chunksize] for column in columns] for at in range(0, count, chunksize))
+        return chain.from_iterable(self._results(self._dealer.map(fn, chunks)[::-1], end))
 
     def _check_process(self) -> None:
         if os.getpid() != self._owner:
             raise ClosedError("this pool belongs to the parent of this forked process, which alone may call it")
 
-    def _results(self, futures: list[Future[list[T]]], end: float | None) -> Iterator[T]:
+    def _results(self, tasks: list[Task], end: float | None) -> Iterator[list[Any]]:
         try:
-            while futures:
+            while tasks:
                 left = None if end is None else max(0.0, end - time.monotonic())
-                yield from futures.pop().result(left)
+                yield tasks.pop().result(left)
         except KeyboardInterrupt:
-            for future in futures:
-                self._dealer.interrupt(future)
+            for task in tasks:
+                self._dealer.interrupt(task)
             raise
         finally:
-            for future in futures:
-                future.cancel()
+            for task in tasks:
+                task.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the ranks when the submitted tasks are done. May be repeated.

@@ -48,8 +48,11 @@ class Threads(Ranks):
 
     # ---- what the dealer asks for ----
 
-    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], each: bool) -> Call:
-        return partial(each_of, fn, *args) if each else partial(fn, *args, **kwargs)
+    def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        return partial(fn, *args, **kwargs)
+
+    def packer(self, fn: Callable[..., Any]) -> Callable[[Sequence[Any]], Call]:
+        return lambda columns: partial(each_of, fn, *columns)
 
     def send_task(self, rank: int, task: Task) -> None:
         self._ranks.call(rank, task.call, lambda ending: self.dealer.answered([(task.number, _outcome(ending), False)]))
