@@ -24,7 +24,8 @@ from rankwise.tools.status.table import table
 
 RANKWISE = [sys.executable, "-m", "rankwise"]
 
-# Rank 0 waits for its standard input to end, the others for rank 0.
+# Rank 0 prints a line once it has left the first all_reduce, and waits for its standard input to end; the others wait
+# for rank 0.
 PROGRAM = """
 import sys
 import numpy as np
@@ -32,6 +33,7 @@ import rankwise as rw
 group = rw.init()
 group.all_reduce(np.ones(1 << 17))
 if group.rank == 0:
+    print("behind", flush=True)
     sys.stdin.read()
 group.all_reduce(np.ones(2000))
 """
@@ -44,7 +46,9 @@ def status(*words: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def job(program: str = PROGRAM, n: int = 3) -> Iterator[subprocess.Popen[bytes]]:
     launcher = subprocess.Popen(
-        [*RANKWISE, "run", "-n", str(n), "--timeout", "60", "--", "python", "-c", program], stdin=subprocess.PIPE
+        [*RANKWISE, "run", "-n", str(n), "--timeout", "60", "--", "python", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         yield launcher
@@ -53,11 +57,13 @@ def job(program: str = PROGRAM, n: int = 3) -> Iterator[subprocess.Popen[bytes]]
     assert launcher.returncode == 0
 
 
-def once_behind(pid: int, sequence: int = 2) -> dict[str, Any]:
-    """The job as JSON once all but rank 0 wait in their all_reduce of this number."""
+def once_behind(launcher: subprocess.Popen[bytes], sequence: int = 2) -> dict[str, Any]:
+    """The job as JSON once rank 0 is behind, and all others wait in their all_reduce of this number."""
+    assert launcher.stdout is not None
+    assert b"behind" in launcher.stdout.readline()
     end = time.monotonic() + 40
     while time.monotonic() < end:
-        done = status("--json", str(pid))
+        done = status("--json", str(launcher.pid))
         if done.returncode == 0:
             (found,) = json.loads(done.stdout)
             if all(rank["where"].startswith(f"in all_reduce #{sequence} ") for rank in found["ranks"][1:]):
@@ -70,7 +76,7 @@ def once_behind(pid: int, sequence: int = 2) -> dict[str, Any]:
 
 def test_every_rank_of_a_job() -> None:
     with job() as launcher:
-        found = once_behind(launcher.pid)
+        found = once_behind(launcher)
         assert found["launcher"] == launcher.pid
         assert found["world_size"] == 3
         assert f"-n 3 --timeout 60 -- python -c {PROGRAM}".strip() in found["command"]
@@ -113,24 +119,24 @@ def test_every_rank_of_a_job() -> None:
 
 def test_where_each_rank_is_in_its_program() -> None:
     with job() as launcher:
-        once_behind(launcher.pid)
+        once_behind(launcher)
         shown = status("--stacks", str(launcher.pid)).stdout
     assert "--timeout 60 -- python -c import sys import numpy" in shown  # longer than the line that 80 columns have
     reads, waits = shown[shown.index("Python stack of rank 0, ") :].split("Python stack of ranks 1, 2, ")
-    assert 'File "<string>", line 8, in <module>' in reads
-    assert 'File "<string>", line 9, in <module>' in waits
+    assert 'File "<string>", line 9, in <module>' in reads
+    assert 'File "<string>", line 10, in <module>' in waits
 
 
 def test_a_rank_that_has_begun_nothing_is_marked() -> None:
     with job(PROGRAM.replace("group.all_reduce(np.ones(1 << 17))\n", "")) as launcher:
-        found = once_behind(launcher.pid, sequence=1)
+        found = once_behind(launcher, sequence=1)
         assert [rank["behind"] for rank in found["ranks"]] == [True, False, False]
 
 
 def test_live_in_a_terminal() -> None:
     pytest.importorskip("rich")
     with job(n=2) as launcher:
-        once_behind(launcher.pid)
+        once_behind(launcher)
         outer, inner = pty.openpty()
         watch = subprocess.Popen(
             [*RANKWISE, "status", "--watch", str(launcher.pid)],
