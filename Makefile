@@ -138,7 +138,7 @@ $(ENV)/.native: $(ENV)/.made
 	@$(ENV)/bin/python $(PIP) cmake ninja
 	@touch $@
 
-$(ENV)/.poison: $(ENV)/.native $(ENV)/.test
+$(ENV)/.bindings: $(ENV)/.native $(ENV)/.test
 	@$(ENV)/bin/python $(PIP) "nanobind>=2.4"
 	@touch $@
 

@@ -44,6 +44,8 @@ BUILDS = {
     "tsan": "-DRANKWISE_SANITIZE=thread",
     "asan": "-DRANKWISE_SANITIZE=address,undefined",
     "poison": "-DRANKWISE_POISON=ON -DRANKWISE_PYTHON=ON -DPython_EXECUTABLE={bin}/python",
+    "bindings": "-DRANKWISE_SANITIZE=undefined -DRANKWISE_TESTS=OFF -DRANKWISE_PYTHON=ON"
+    " -DPython_EXECUTABLE={bin}/python",
 }
 """Options of CMake, by the build's folder in build/."""
 
@@ -54,8 +56,8 @@ MPIS = ("build/mpi/openmpi/.made", MPICH)
 FOUR_AT_ONCE = "-n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0"
 PYTEST = "{bin}/python -m pytest"
 ENGINES = ("gloo", "gloo_in_threads", "mpi", "hierarchical", "many_hosts", "nccl")
+BINDINGS_TESTS = "-k 'not gloo' tests/arrays tests/group tests/conformance tests/properties tests/capi"
 CONFORMANCE = " ".join(f"tests/backends/test_{engine}.py" for engine in ENGINES)
-POISONED = "PYTHONPATH=$PWD/build/poison/site"
 POISONED_TESTS = "tests/faults tests/group tests/elastic tests/backends/native tests/backends/test_threads.py"
 
 
@@ -66,6 +68,18 @@ def native(build: str, variables: str = "", options: str = "") -> str:
     )
     report = "{bin}/python tests/failure_report.py; exit 1"
     return f"RANKWISE_TEST_LIMIT=270 {variables} {ctest} || {{{{ {report}; }}}}"
+
+
+def python(build: str, tests: str, variables: str = "") -> tuple[str, ...]:
+    """The commands that run quick Python tests on a build of the core and of its bindings."""
+    site = f"build/{build}/site"
+    at = f"PYTHONPATH=$PWD/{site} {variables}"
+    return (
+        f"rm -rf {site} && mkdir {site} && cp -r src/rankwise {site}"
+        f" && {{bin}}/cmake --install build/{build} --prefix {site} >/dev/null",
+        f"{at} {{bin}}/python -c 'import rankwise; assert \"/{build}/\" in rankwise.__file__'",
+        f"{at} {PYTEST} -m 'not slow' {FOUR_AT_ONCE} {tests} {{args}}",
+    )
 
 
 def model(what: str, option: str) -> str:
@@ -106,15 +120,19 @@ PARTS = {
     ),
     "poison": Part(
         "the core and the tests of shm and threads; whoever uses a group's released memory crashes: 10 minutes",
-        (
-            native("poison"),
-            "rm -rf build/poison/site && mkdir build/poison/site && cp -r src/rankwise build/poison/site"
-            " && {bin}/cmake --install build/poison --prefix build/poison/site >/dev/null",
-            f"{POISONED} {{bin}}/python -c 'import rankwise; assert \"/poison/\" in rankwise.__file__'",
-            f"{POISONED} {PYTEST} -m 'not slow' {FOUR_AT_ONCE} {POISONED_TESTS} {{args}}",
-        ),
-        (".poison",),
+        (native("poison"), *python("poison", POISONED_TESTS)),
+        (".bindings",),
         ("poison",),
+    ),
+    "bindings": Part(
+        "Python tests of arrays and groups on bindings that UBSan watches: 5 minutes",
+        (
+            "rm -f build/bindings/undefined.*",
+            *python("bindings", BINDINGS_TESTS, "UBSAN_OPTIONS=log_path=$PWD/build/bindings/undefined"),
+            "! cat build/bindings/undefined.* 2>/dev/null",  # a test may expect the death of a process
+        ),
+        (".bindings",),
+        ("bindings",),
     ),
     "pages": Part(
         "the core on pretended pages of 16 and 64 KiB, all but its C interface's test: 2 minutes",
@@ -245,6 +263,7 @@ ALL = (
     "model-large",
     "sanitizers",
     "poison",
+    "bindings",
     "pages",
     "fuzz-long",
     "engines",
@@ -288,7 +307,7 @@ def prepare(parts: list[Part], env: str) -> bool:
         options = f"-DRANKWISE_TESTS=ON -DRANKWISE_PYTHON=OFF {BUILDS[build].format(bin=bin_of(env))}"
         built.append(f"PATH={bin_of(env)}:$PATH cmake -S . -B build/{build} -G Ninja {options} >/dev/null")
         built.append(f"{bin_of(env)}/cmake --build build/{build} -j {JOBS}")
-    if "poison" in builds:  # its CMake looks for what make installs
+    if f"{env}/.bindings" in needs:  # CMake looks for what make installs
         first, made = first + made, []
     if not all(run(command) for command in first):
         return False
