@@ -28,8 +28,9 @@ const std::string& package() {
 }
 
 bool passes_on(const std::string& file) {
-    return file.empty() || file.starts_with(package()) || file.starts_with("<frozen ") ||
-           file.find("/torch/distributed/") != file.npos || file.find("/site-packages/mpi4py/") != file.npos;
+    if (file.starts_with(package())) return !file.substr(package().size()).starts_with("tools/");  // programs
+    return file.empty() || file.starts_with("<frozen ") || file.find("/torch/distributed/") != file.npos ||
+           file.find("/site-packages/mpi4py/") != file.npos;
 }
 
 // Without its folder, the line of a file of Python's standard library or of an installed package; "" for any other.

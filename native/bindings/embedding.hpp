@@ -11,8 +11,8 @@
 namespace nb = nanobind;
 
 rankwise::Embedding& python();
-// Where this frame is in its code, "train.py:12"; "" if it only passes a call on: in this package, in mpi4py or
-// torch.distributed, or in Python's frozen modules.
+// Where this frame is in its code, "train.py:12"; "" if it only passes a call on: in this package but its tools, in
+// mpi4py or torch.distributed, or in Python's frozen modules.
 std::string program_line(PyFrameObject* frame, PyCodeObject* code);
 
 // Where the calling thread is in the program, and what owns the code that the CodePlace refers to; none if it is in C
