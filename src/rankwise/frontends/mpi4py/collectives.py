@@ -273,145 +273,6 @@ def _elements(sizes: Sequence[int], dtype: DType) -> list[int]:
 # ---- the collectives ----
 
 
-def _collective(prepare: Callable[..., Body]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make the methods of a collective: `Bcast`, which blocks, `Ibcast`, which returns a Request, and `Bcast_init`, a
-    Prequest.
-
-    What it decorates is the way of plain arrays: it returns False, with nothing done, for anything else. With a
-    Starting, it returns the Work, or something false. What `prepare` returns is then called, or started.
-    """
-
-    def methods(fast: Callable[..., Any]) -> Callable[..., None]:
-        def blocking(self: Messages, *args: Any, **options: Any) -> None:
-            c = self._h or self._live()
-            if not (fast(c, *args, **options) if options else fast(c, *args)):
-                c.comm.call(prepare(c, *args, **options))
-
-        def started(self: Messages, *args: Any, **options: Any) -> Request:
-            c = self._h or self._live()
-            work = fast(c.starting, *args, **options) if options else fast(c.starting, *args)
-            request = new(Request)
-            request._h = work or _begin(c, prepare(c, *args, **options))
-            return request
-
-        def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
-            c = self._live()
-            return Prequest._of(Persistent(partial(_begin, c, prepare(c, *args, **options))))
-
-        name = fast.__name__
-        for label, method in {name: blocking, f"I{name.lower()}": started, f"{name}_init": persistent}.items():
-            method.__name__, method.__qualname__ = label, f"Comm.{label}"
-            setattr(BufferCollectives, label, method)
-        return blocking
-
-    return methods
-
-
-def _begin(c: Context, body: Body) -> Pending:
-    return Pending(c.group.pending.own(c.comm.start_call(body, at_once=False)))
-
-
-class BufferCollectives(Messages):
-    """The methods of the functions below."""
-
-
-@_collective(lambda c: c.barrier)
-def Barrier(c: Any) -> Any:
-    return c.barrier() or c.shortcuts is not c
-
-
-@_collective(_bcast)
-def Bcast(c: Any, buf: Any, root: int = 0) -> Any:
-    x = plain(buf)
-    return x is not None and c.shortcuts.broadcast_array(x, root)
-
-
-@_collective(partial(_gather, parse=simple))
-def Gather(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-    return c.shortcuts.gather_parts_array(plain(sendbuf), root, every(recvbuf) if root == c.rank else None)
-
-
-@_collective(partial(_gather, parse=vector))
-def Gatherv(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-    into = divided_array(recvbuf) if root == c.rank else NOT_PLAIN
-    return c.shortcuts.gather_v_array(plain(sendbuf), root, *into)
-
-
-@_collective(partial(_scatter, parse=simple))
-def Scatter(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-    return c.shortcuts.scatter_parts_array(every(sendbuf) if root == c.rank else None, root, plain(recvbuf))
-
-
-@_collective(partial(_scatter, parse=vector))
-def Scatterv(c: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-    given = divided_array(sendbuf) if root == c.rank else NOT_PLAIN
-    return c.shortcuts.scatter_v_array(*given, root, plain(recvbuf))
-
-
-@_collective(partial(_allgather, parse=simple))
-def Allgather(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
-    return c.shortcuts.all_gather_parts_array(plain(sendbuf), every(recvbuf))
-
-
-@_collective(partial(_allgather, parse=vector))
-def Allgatherv(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
-    return c.shortcuts.all_gather_v_array(plain(sendbuf), *divided_array(recvbuf))
-
-
-@_collective(partial(_alltoall, parse=simple))
-def Alltoall(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
-    return c.shortcuts.all_to_all_array(every(sendbuf), every(recvbuf))
-
-
-@_collective(partial(_alltoall, parse=vector))
-def Alltoallv(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
-    return c.shortcuts.all_to_all_v_array(*divided_array(sendbuf), *divided_array(recvbuf))
-
-
-@_collective(partial(_alltoall, parse=per_rank))
-def Alltoallw(c: Any, sendbuf: Any, recvbuf: Any) -> Any:
-    return False
-
-
-@_collective(_reduce)
-def Reduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
-    x, given = _summable(sendbuf), None
-    if root == c.rank:
-        x, given = _summable(recvbuf), x
-        if given is None and not in_place(sendbuf):
-            return False
-    return c.shortcuts.reduce_array(x, root, _engine_name(op), given)
-
-
-@_collective(partial(_reducing, root=None))
-def Allreduce(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    x, given = _summable(recvbuf), plain(sendbuf)
-    if given is None and not in_place(sendbuf):
-        return False
-    return c.shortcuts.all_reduce_array(x, _engine_name(op), given)
-
-
-@_collective(_reduce_scatter_block)
-def Reduce_scatter_block(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    x, into = _summable(sendbuf), _summable(recvbuf)
-    return into is not None and c.shortcuts.reduce_scatter_v_array(x, _engine_name(op), into, [into.size] * c.size)
-
-
-@_collective(_reduce_scatter)
-def Reduce_scatter(c: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> Any:
-    return c.shortcuts.reduce_scatter_v_array(_summable(sendbuf), _engine_name(op), _summable(recvbuf), recvcounts)
-
-
-@_collective(partial(_scan, inclusive=True))
-def Scan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    return c.shortcuts.scan_array(*_scanned(sendbuf, recvbuf, op))
-
-
-@_collective(partial(_scan, inclusive=False))
-def Exscan(c: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
-    return c.shortcuts.exscan_array(*_scanned(sendbuf, recvbuf, op))
-
-
 def _scanned(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, ...]:
     into = _summable(recvbuf)
     return into.copy() if in_place(sendbuf) and into is not None else plain(sendbuf), _engine_name(op), into
@@ -428,3 +289,160 @@ def _summable(spec: Any) -> Any:
 def _engine_name(op: Op) -> str | None:
     """The name of the reduction, if the engine has it."""
     return (op._h or op._live()).name
+
+
+def _collective(shortcut: str, prepare: Callable[..., Body]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a collective's methods: `Bcast`, which blocks; with its attributes `started`, which returns a Request, for
+    `Ibcast`, and `persistent`, which returns a Prequest, for `Bcast_init`.
+
+    What it decorates returns the arguments of the shortcut of this name, for plain arrays, or None for anything else.
+    What `prepare` returns is called, or started, where the shortcut does nothing.
+    """
+
+    def methods(arguments: Callable[..., tuple[Any, ...] | None]) -> Any:
+        def blocking(self: Messages, *args: Any, **options: Any) -> None:
+            c = self._h or self._live()
+            given = arguments(c, *args, **options) if options else arguments(c, *args)
+            if given is None or not c.calls[shortcut](*given):
+                c.comm.call(prepare(c, *args, **options))
+
+        def started(self: Messages, *args: Any, **options: Any) -> Request:
+            c = self._h or self._live()
+            given = arguments(c, *args, **options) if options else arguments(c, *args)
+            request = new(Request)
+            request._h = (given is not None and c.starts[shortcut](*given)) or _begin(c, prepare(c, *args, **options))
+            return request
+
+        def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
+            c = self._live()
+            return Prequest._of(Persistent(partial(_begin, c, prepare(c, *args, **options))))
+
+        name = arguments.__name__
+        method: Any = blocking
+        method.started, method.persistent = started, persistent
+        for label, each in {name: blocking, f"I{name.lower()}": started, f"{name}_init": persistent}.items():
+            each.__name__, each.__qualname__ = label, f"Comm.{label}"
+        return method
+
+    return methods
+
+
+def _begin(c: Context, body: Body) -> Pending:
+    return Pending(c.group.pending.own(c.comm.start_call(body, at_once=False)))
+
+
+class BufferCollectives(Messages):
+    """The collectives on buffers: each method here, the one that starts it, and the one for a persistent request."""
+
+    @_collective("barrier", lambda c: c.barrier)
+    def Barrier(c: Context) -> Any:
+        return ()
+
+    Ibarrier, Barrier_init = Barrier.started, Barrier.persistent
+
+    @_collective("broadcast_array", _bcast)
+    def Bcast(c: Context, buf: Any, root: int = 0) -> Any:
+        return plain(buf), root
+
+    Ibcast, Bcast_init = Bcast.started, Bcast.persistent
+
+    @_collective("gather_parts_array", partial(_gather, parse=simple))
+    def Gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return plain(sendbuf), root, every(recvbuf) if root == c.rank else None
+
+    Igather, Gather_init = Gather.started, Gather.persistent
+
+    @_collective("gather_v_array", partial(_gather, parse=vector))
+    def Gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return plain(sendbuf), root, *(divided_array(recvbuf) if root == c.rank else NOT_PLAIN)
+
+    Igatherv, Gatherv_init = Gatherv.started, Gatherv.persistent
+
+    @_collective("scatter_parts_array", partial(_scatter, parse=simple))
+    def Scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return every(sendbuf) if root == c.rank else None, root, plain(recvbuf)
+
+    Iscatter, Scatter_init = Scatter.started, Scatter.persistent
+
+    @_collective("scatter_v_array", partial(_scatter, parse=vector))
+    def Scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return *(divided_array(sendbuf) if root == c.rank else NOT_PLAIN), root, plain(recvbuf)
+
+    Iscatterv, Scatterv_init = Scatterv.started, Scatterv.persistent
+
+    @_collective("all_gather_parts_array", partial(_allgather, parse=simple))
+    def Allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+        return plain(sendbuf), every(recvbuf)
+
+    Iallgather, Allgather_init = Allgather.started, Allgather.persistent
+
+    @_collective("all_gather_v_array", partial(_allgather, parse=vector))
+    def Allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+        return plain(sendbuf), *divided_array(recvbuf)
+
+    Iallgatherv, Allgatherv_init = Allgatherv.started, Allgatherv.persistent
+
+    @_collective("all_to_all_array", partial(_alltoall, parse=simple))
+    def Alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+        return every(sendbuf), every(recvbuf)
+
+    Ialltoall, Alltoall_init = Alltoall.started, Alltoall.persistent
+
+    @_collective("all_to_all_v_array", partial(_alltoall, parse=vector))
+    def Alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+        return *divided_array(sendbuf), *divided_array(recvbuf)
+
+    Ialltoallv, Alltoallv_init = Alltoallv.started, Alltoallv.persistent
+
+    @_collective("", partial(_alltoall, parse=per_rank))
+    def Alltoallw(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+        return None
+
+    Ialltoallw, Alltoallw_init = Alltoallw.started, Alltoallw.persistent
+
+    @_collective("reduce_array", _reduce)
+    def Reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
+        x, given = _summable(sendbuf), None
+        if root == c.rank:
+            x, given = _summable(recvbuf), x
+            if given is None and not in_place(sendbuf):
+                return None
+        return x, root, _engine_name(op), given
+
+    Ireduce, Reduce_init = Reduce.started, Reduce.persistent
+
+    @_collective("all_reduce_array", partial(_reducing, root=None))
+    def Allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        given = plain(sendbuf)
+        if given is None and not in_place(sendbuf):
+            return None
+        return _summable(recvbuf), _engine_name(op), given
+
+    Iallreduce, Allreduce_init = Allreduce.started, Allreduce.persistent
+
+    @_collective("reduce_scatter_v_array", _reduce_scatter_block)
+    def Reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        into = _summable(recvbuf)
+        return None if into is None else (_summable(sendbuf), _engine_name(op), into, [into.size] * c.size)
+
+    Ireduce_scatter_block, Reduce_scatter_block_init = Reduce_scatter_block.started, Reduce_scatter_block.persistent
+
+    @_collective("reduce_scatter_v_array", _reduce_scatter)
+    def Reduce_scatter(
+        c: Context, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+    ) -> Any:
+        return _summable(sendbuf), _engine_name(op), _summable(recvbuf), recvcounts
+
+    Ireduce_scatter, Reduce_scatter_init = Reduce_scatter.started, Reduce_scatter.persistent
+
+    @_collective("scan_array", partial(_scan, inclusive=True))
+    def Scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        return _scanned(sendbuf, recvbuf, op)
+
+    Iscan, Scan_init = Scan.started, Scan.persistent
+
+    @_collective("exscan_array", partial(_scan, inclusive=False))
+    def Exscan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+        return _scanned(sendbuf, recvbuf, op)
+
+    Iexscan, Exscan_init = Exscan.started, Exscan.persistent

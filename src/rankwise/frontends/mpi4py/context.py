@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,42 +14,26 @@ from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.world import GROUPS, WORLD
-from rankwise.system.once import once
 
 MAX_TAG = 2**31 - 1
 
 
-class Starting:
-    """A Context whose shortcuts, and barrier, only start the operation and return its Work, or None."""
+class Found(dict[str, Callable[..., Any]]):
+    """Functions by name, each found by `find(name)` when it is first used."""
 
-    def __init__(self, group: Group) -> None:
-        self.rank, self.size, self.shortcuts = group.rank, group.world_size, self
-        shortcuts = group.comm.shortcuts
-        self.barrier = partial(shortcuts.start_barrier, group)
-        for name in _STARTED:
-            setattr(self, name, partial(getattr(shortcuts, f"start_{name}", nothing), group))
+    def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
+        self.find = find
 
-
-_STARTED = (
-    "all_reduce_array",
-    "reduce_array",
-    "broadcast_array",
-    "all_gather_parts_array",
-    "gather_parts_array",
-    "scatter_parts_array",
-    "all_to_all_array",
-    "scan_array",
-    "exscan_array",
-    "all_gather_v_array",
-    "all_to_all_v_array",
-    "reduce_scatter_v_array",
-    "gather_v_array",
-    "scatter_v_array",
-)
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        self[name] = found = self.find(name)
+        return found
 
 
 class Context:
-    """A communicator: rankwise's group, its members' ranks in COMM_WORLD, and what the program attached to it."""
+    """A communicator: rankwise's group, its members' ranks in COMM_WORLD, and what the program attached to it.
+
+    calls: the group's shortcuts. starts: what only starts such a call, and returns its Work, or None.
+    """
 
     def __init__(self, group: Group, name: str = "", topology: Any = None) -> None:
         self.group, self.name = group, name
@@ -57,7 +42,9 @@ class Context:
         self.members = [*self.ranks]  # one list, since handles of the same are equal
         self.comm = group.comm
         self.collectives = complete(self.comm)
-        self.shortcuts = self.comm.shortcuts
+        self.shortcuts = shortcuts = self.comm.shortcuts
+        self.calls = Found(partial(getattr, shortcuts))
+        self.starts = Found(lambda name: partial(getattr(shortcuts, f"start_{name}", nothing), group))
         self.barrier = self.shortcuts.barrier_without_sync or self.comm.barrier_without_sync
         group.trusting = CODEC
         GROUPS.add(group)
@@ -66,10 +53,6 @@ class Context:
         self.topology = topology
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}
-
-    @once
-    def starting(self) -> Starting:
-        return Starting(self.group)
 
     def destination(self, rank: int, tag: int) -> int | None:
         """Check `rank` and `tag`. Returns the rank, or None for PROC_NULL."""
