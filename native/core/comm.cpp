@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 #include <numeric>
 
 #include "base/mix.hpp"
 #include "failure/watchdog.hpp"
+#include "kernels/copy.hpp"
 
 namespace rankwise {
 
@@ -160,7 +163,20 @@ void Comm::agree_on_conditions() {
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
     transport_.set_conditions(agreed);
+    if (transport_.n > 1 && !agreed.oversubscribed) set_peers_far(time_of_step() > tuning::kFar);
     transport_.log.restart_numbering();
+}
+
+// The lower quartile of the times in which this rank posts a step and sees one of the rank furthest from it.
+std::chrono::nanoseconds Comm::time_of_step() {
+    std::array<std::chrono::nanoseconds, tuning::kStepsTimed> times;
+    for (auto& time : times) {
+        const auto begin = Clock::now();
+        transport_.ring.await((rank() + transport_.n / 2) % transport_.n, transport_.ring.post());
+        time = Clock::now() - begin;
+    }
+    std::nth_element(times.begin(), times.begin() + tuning::kStepsTimed / 4, times.end());
+    return times[tuning::kStepsTimed / 4];
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)

@@ -215,6 +215,7 @@ private:
     [[noreturn]] static void throw_closed();
     void await_joined();
     void agree_on_conditions();
+    std::chrono::nanoseconds time_of_step();
     // make_part and take_part within a call, which goes on although the group has been closed meanwhile.
     uint64_t create_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> join_part(uint64_t part);

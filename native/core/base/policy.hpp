@@ -149,10 +149,13 @@ namespace tuning {
 inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
 // all_gather into the peers' memory: a rank writes so much to each of them in turn, while it is in the cache.
 inline constexpr size_t kPutPiece = 256 * KiB;
-// From here on what a rank writes for other cores bypasses its caches. On an EPYC, between cores that share no cache, a
-// message of 16 KiB takes 2.8 us one way in Python instead of 9.6, one of 64 KiB 6.3 instead of 31; between cores that
-// share a cache, it takes no longer at 16 KiB, and less time from 32 KiB on.
+// From here on what a rank writes for far cores bypasses its caches. Between cores of an EPYC that share no cache (a
+// step takes 450 ns and more), a message of 16 KiB takes 2.8 us one way in Python instead of 9.6, one of 64 KiB 6.3
+// instead of 31. Between cores of a Xeon that share one (150 ns), it would take 10.5 us instead of 7.5 at 64 KiB.
 inline constexpr size_t kThroughMemory = 16 * KiB;
+// Cores are far from each other if a step between them takes longer; the lower quartile of so many counts.
+inline constexpr std::chrono::nanoseconds kFar{300};
+inline constexpr int kStepsTimed = 16;
 // In a gather of two ranks, root also copies half of a block smaller than this.
 inline constexpr size_t kSmallGather = 1 * MiB;
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -17,6 +18,8 @@ namespace rankwise {
 namespace {
 
 constexpr size_t kUnit = 256;  // copied at once: four cache lines
+
+std::atomic<bool> peers_far{false};
 
 #if defined(__x86_64__)
 
@@ -74,8 +77,10 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes) {
 #endif
 }
 
+void set_peers_far(bool far) { peers_far = far; }
+
 void copy_for_peers(void* dst, const void* src, size_t bytes) {
-    if (bytes < tuning::kThroughMemory) plain(dst, src, bytes);
+    if (bytes < tuning::kThroughMemory || !peers_far.load(std::memory_order_relaxed)) plain(dst, src, bytes);
     else non_temporal_copy(dst, src, bytes);
 }
 
