@@ -1,6 +1,7 @@
 // Tests every algorithm of every operation, forced, and the ones that the tuning table chooses on either side of each
 // threshold; oversubscribed and not, with and without single copy, on any machine. An algorithm that cannot run is an
 // error on every rank, and the group continues.
+#include "kernels/copy.hpp"
 #include "numbers.hpp"
 #include "ranks.hpp"
 
@@ -121,6 +122,7 @@ void either_side_of_each_threshold(int n, const Settings& s) {
     ranks::run(
         n,
         [&](Comm& c) {
+            set_peers_far(!s.single_copy);  // both ways to write the slots
             for (const auto& [op, list] : tuning::algorithms()) {
                 const auto found = thresholds(c, op);
                 CHECK(found.size() >= 2, name(op) << " has " << found.size() << " thresholds");

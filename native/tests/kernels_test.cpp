@@ -473,18 +473,20 @@ void test_dispatch() {
 void test_non_temporal_copy() {
     std::vector<uint8_t> from(70000), to(70000);
     for (size_t i = 0; i < from.size(); ++i) from[i] = uint8_t(i * 31 + i / 256);
-    for (size_t bytes : {0, 1, 63, 64, 255, 256, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
-        for (size_t at : {0, 1, 63, 64, 100})
-            for (size_t source : {0, 7, 64}) {
-                std::fill(to.begin(), to.end(), uint8_t(0xee));
-                non_temporal_copy(&to[at], &from[source], bytes);
-                const bool right =
-                    std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
-                const bool alone =
-                    std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
-                    std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
-                CHECK(right && alone, "non_temporal_copy of " << bytes << " bytes from " << source << " to " << at);
-            }
+    set_peers_far(true);
+    for (const Copy copy : {non_temporal_copy, copy_for_peers})
+        for (size_t bytes : {0, 1, 63, 64, 255, 256, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
+            for (size_t at : {0, 1, 63, 64, 100})
+                for (size_t source : {0, 7, 64}) {
+                    std::fill(to.begin(), to.end(), uint8_t(0xee));
+                    copy(&to[at], &from[source], bytes);
+                    const bool right =
+                        std::equal(to.begin() + long(at), to.begin() + long(at + bytes), from.begin() + long(source));
+                    const bool alone =
+                        std::all_of(to.begin(), to.begin() + long(at), [](uint8_t b) { return b == 0xee; }) &&
+                        std::all_of(to.begin() + long(at + bytes), to.end(), [](uint8_t b) { return b == 0xee; });
+                    CHECK(right && alone, "a copy of " << bytes << " bytes from " << source << " to " << at);
+                }
 }
 
 }  // namespace
