@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -148,3 +150,14 @@ def test_other_files_are_not_segments() -> None:
     segment = _native.Segment.create(2)
     with pytest.raises(ValueError, match="rank: 3 given"):
         _native.SegmentView(segment.fd).state(3)
+
+
+@pytest.mark.parametrize(("written", "shown"), [(b"0.0.9\0", "0.0.9"), (b"\x1b]0;" * 4, "?]0;?]0;?]0;?]0;")])
+@pytest.mark.parametrize("enter", [_native.Segment.attach, _native.SegmentView])
+def test_segments_of_another_release_are_refused(enter: Callable[[int], object], written: bytes, shown: str) -> None:
+    segment = _native.Segment.create(2)
+    enter(segment.fd)
+    os.pwrite(segment.fd, written, 8)
+    why = f"is a segment of rankwise {shown}, and this process runs rankwise {_native.version}: expected the same"
+    with pytest.raises(ValueError, match=re.escape(why)):
+        enter(segment.fd)

@@ -12,9 +12,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/version.hpp"
 #include "memory/agreements.hpp"
 #include "memory/group_segment.hpp"
 #include "memory/trace_entry.hpp"
@@ -46,6 +48,13 @@ uint8_t* map(int fd, size_t bytes) {
     if (base == MAP_FAILED) fail_system("mapping the shared segment");
     madvise(base, bytes, MADV_DONTDUMP);
     return static_cast<uint8_t*>(base);
+}
+
+// A text of the segment as it may be shown: without what a terminal would obey, whoever has written it.
+template <size_t size> std::string printable(const char (&text)[size]) {
+    std::string shown(text, strnlen(text, size));
+    std::replace_if(shown.begin(), shown.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    return shown;
 }
 
 }  // namespace
@@ -101,6 +110,7 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     for (int r = 0; r < world_size; ++r) everyone.push_back({r, 0});
     h.world_group = create_group_segment(*segment, everyone);
     segment->at<GroupSegment>(h.world_group)->attached.fetch_add(1);
+    std::string_view(version()).copy(h.release, sizeof h.release);
     h.magic = kSegmentMagic;
     segment->progress_threads.resize(size_t(world_size));
     return segment;
@@ -119,15 +129,24 @@ size_t sealed_bytes(int fd) {
     return size_t(info.st_size);
 }
 
+void check_release(const SegmentHeader& header, int fd) {
+    const std::string segment = "fd: " + std::to_string(fd) + " is ";
+    if (header.magic != kSegmentMagic) throw BadArgument(segment + "not a rankwise segment");
+    if (const std::string theirs = printable(header.release); theirs != version())
+        throw BadArgument(segment + "a segment of rankwise " + theirs + ", and this process runs rankwise " +
+                          version() + ": expected the same version in all processes of a job");
+}
+
 std::shared_ptr<Segment> Segment::attach(int fd) {
     const size_t bytes = sealed_bytes(fd);
     Descriptor own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (!own) fail_system("duplicating the segment's descriptor");
     std::shared_ptr<Segment> segment(new Segment(std::move(own), bytes));
     const SegmentHeader& header = segment->header();
-    if (header.magic != kSegmentMagic || header.bytes != bytes || !valid_world_size(segment->world_size()) ||
+    check_release(header, fd);
+    if (header.bytes != bytes || !valid_world_size(segment->world_size()) ||
         !segment->heap().fits(SegmentLayout(segment->world_size()).heap, bytes))
-        throw BadArgument("fd: " + std::to_string(fd) + " is not a segment of this version of rankwise");
+        throw BadArgument("fd: " + std::to_string(fd) + " is a rankwise segment with an invalid header");
     segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;
 }
@@ -172,16 +191,14 @@ void Segment::name_group(uint32_t number, const std::string& name) {
 
 std::string name_of_group(const SegmentHeader& header, uint32_t number) {
     const GroupName& entry = header.group_names[number % kNamedGroups];
-    char text[GroupName::kWords * sizeof(uint64_t) + 1] = {};
+    char text[GroupName::kWords * sizeof(uint64_t)];
     const uint64_t before = entry.number.load();
     for (size_t i = 0; i < GroupName::kWords; ++i) {
         const uint64_t word = entry.words[i].load();
         std::memcpy(text + i * sizeof word, &word, sizeof word);
     }
-    for (char* c = text; *c; ++c)
-        if (*c < ' ' || *c > '~') *c = '?';  // nothing that a terminal would obey, whoever has written it
     const bool named = number != 0 && before == number && entry.number.load() == number;
-    return named ? "'" + std::string(text) + "'" : std::to_string(number);
+    return named ? "'" + printable(text) + "'" : std::to_string(number);
 }
 
 void Segment::announce_roster() { futex_notify(header_->roster); }

@@ -64,6 +64,7 @@ struct alignas(64) GroupName {
 
 struct SegmentHeader {
     uint64_t magic;
+    char release[16];  // of rankwise, on which the layout of all else depends: in each release these two are the first
     uint64_t bytes;
     std::atomic<int32_t> world_size;  // read once, since a stray write may change it
     alignas(kCacheLine)
@@ -92,6 +93,9 @@ inline bool valid_world_size(int64_t ranks) { return ranks >= 1 && ranks <= kMax
 // The bytes of the file behind `fd`. Throws BadArgument unless that is a memfd whose size is sealed, so that none of
 // its pages can vanish while somebody uses them.
 size_t sealed_bytes(int fd);
+
+// Throws BadArgument unless this begins a segment of this release. fd: of the segment, for the text.
+void check_release(const SegmentHeader& header, int fd);
 
 // "'world.tp'", or "3" if the group has no name: what messages show behind the word group.
 std::string name_of_group(const SegmentHeader& header, uint32_t number);

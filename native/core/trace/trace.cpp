@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <memory>
 
 #include "base/errors.hpp"
 
@@ -173,17 +174,22 @@ std::string to_string(const Whereabouts& where, uint32_t group) {
 
 SegmentView::SegmentView(int fd) {
     const size_t whole = sealed_bytes(fd);
-    const std::string refusal = "fd: " + std::to_string(fd) + " is not a segment of this version of rankwise";
-    void* first = mmap(nullptr, sizeof(SegmentHeader), PROT_READ, MAP_SHARED, fd, 0);
-    if (first == MAP_FAILED) throw BadArgument(refusal);
-    const auto& h = *static_cast<const SegmentHeader*>(first);
-    world_size_ = h.world_size.load();
-    const bool known = h.magic == kSegmentMagic && valid_world_size(world_size_);
-    munmap(first, sizeof(SegmentHeader));
-    bytes_ = known ? SegmentLayout(world_size_).heap : 0;
-    if (!known || bytes_ > whole) throw BadArgument(refusal);
-    base_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
-    if (base_ == MAP_FAILED) throw BadArgument("fd: mapping the segment for reading failed");
+    const auto map = [fd](size_t bytes) {
+        void* const base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+        if (base == MAP_FAILED) throw BadArgument("fd: mapping the segment for reading failed");
+        return base;
+    };
+    {
+        const auto unmap = [](void* first) { munmap(first, sizeof(SegmentHeader)); };
+        const std::unique_ptr<void, decltype(unmap)> first(map(sizeof(SegmentHeader)));
+        const auto& h = *static_cast<const SegmentHeader*>(first.get());
+        check_release(h, fd);
+        world_size_ = h.world_size.load();
+    }
+    bytes_ = valid_world_size(world_size_) ? SegmentLayout(world_size_).heap : SIZE_MAX;
+    if (bytes_ > whole)
+        throw BadArgument("fd: " + std::to_string(fd) + " is a rankwise segment with an invalid header");
+    base_ = map(bytes_);
 }
 
 SegmentView::~SegmentView() { munmap(base_, bytes_); }

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rankwise._native import Segment
+from rankwise._native import Segment, version
 
 AGAIN = """
 import rankwise as rw
@@ -227,6 +227,23 @@ def test_a_missing_descriptor() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ValueError: RANKWISE_SEGMENT_FD=97: expected the descriptor")
+
+
+OF_ANOTHER_RELEASE = """
+import os
+import rankwise as rw
+from rankwise._native import Segment
+passed = Segment.create(2)
+os.pwrite(passed.fd, b"0.0.9", 8)
+os.environ["RANKWISE_SEGMENT_FD"] = str(passed.fd)
+rw.init()
+"""
+
+
+def test_a_launcher_of_another_release() -> None:
+    done = two_ranks(OF_ANOTHER_RELEASE)
+    assert done.returncode == 1
+    assert f"a segment of rankwise 0.0.9, and this process runs rankwise {version}: expected the same" in done.stderr
 
 
 IN_A_SECOND_GROUP = """
