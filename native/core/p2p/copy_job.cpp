@@ -64,7 +64,7 @@ bool Messages::help_to_fetch(Channel& c, int to) {
     const CopyJob::Writing writing(job);
     if (job.state.load() != state) return false;
     const auto found = outgoing_[to].offered.find(job.offer.load(std::memory_order_relaxed));
-    if (found == outgoing_[to].offered.end() || found->second->cancelled_) return false;
+    if (found == outgoing_[to].offered.end() || found->second->ended()) return false;
     Request& r = *found->second;
     const uint64_t bytes = r.bytes(), piece = tuning::piece_of_job(bytes), pieces = (bytes + piece - 1) / piece,
                    there = job.to.load(std::memory_order_relaxed), before = r.sent_;

@@ -94,7 +94,7 @@ Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const Ca
         request->wait(timeout, options);
     } catch (const TimedOut&) {
         cancel(request);
-        if (!request->complete() || request->cancelled()) throw;
+        if (!request->complete()) throw;
         request->wait(0);  // it was completed meanwhile
     } catch (...) {
         undo({&request, 1});

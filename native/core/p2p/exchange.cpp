@@ -60,7 +60,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
         } catch (const TimedOut&) {
             for (const auto& request : started) cancel(request);
-            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete() && !r->cancelled(); })) {
+            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete(); })) {
                 undo(started);
                 throw;
             }

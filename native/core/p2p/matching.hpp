@@ -61,14 +61,15 @@ public:
         ++unmatched(*r);
         ++kinds_[kind(r->peer_, r->tag_)];
     }
-    // It has matched a message, whose source and tag it does not have yet.
-    void matched(Request& r) {
-        leave_queue(r);
-        r.matched_ = true;
+    // It is about to match a message, whose source and tag it does not have yet.
+    void leave_queue(Request& r) {
+        queues_.remove(matching_key(r.peer_, r.tag_), r);
+        --unmatched(r);
+        --kinds_[kind(r.peer_, r.tag_)];
     }
-    // It is complete or given up.
+    // It is complete, or about to be cancelled.
     void remove(Request& r) {
-        if (!r.matched_) leave_queue(r);
+        if (r.state() == Request::State::Waiting) leave_queue(r);
         all_.remove(r);
         --size_;
         const auto last = std::move(r.held_);  // may be the last reference
@@ -93,11 +94,6 @@ public:
     }
 
 private:
-    void leave_queue(Request& r) {
-        queues_.remove(matching_key(r.peer_, r.tag_), r);
-        --unmatched(r);
-        --kinds_[kind(r.peer_, r.tag_)];
-    }
     static int kind(int peer, int tag) { return (peer == kAny) * 2 + (tag == kAny); }
     size_t& unmatched(const Request& r) { return r.peer_ == kAny ? from_any_ : unmatched_from_[size_t(r.peer_)]; }
 

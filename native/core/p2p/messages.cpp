@@ -165,7 +165,7 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     sends.push_back(r);
     try {
         push(to);
-        if (!r->complete_ && !waits) go_on_in_background(true);
+        if (!r->ended() && !waits) go_on_in_background(true);
     } catch (...) {  // no memory for the channel, or no thread
         cancel_locked(r);
         throw;
@@ -220,7 +220,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
         } else if (fits(*r, m->from, m->header)) {
             receive_arrived(r, *m);
         }
-        if (!r->complete_ && !waits && !may_stay_in_ring(*r)) go_on_in_background();
+        if (!r->ended() && !waits && !may_stay_in_ring(*r)) go_on_in_background();
     } catch (...) {  // no memory for the channel, or for another message, or no thread
         cancel_locked(r);
         throw;
@@ -256,7 +256,7 @@ void Messages::start_arrived(const std::shared_ptr<Request>& r, Message& arrived
     fits(*r, arrived.from, arrived.header);
     try {
         receive_arrived(r, arrived);
-        if (!r->complete_) go_on_in_background();
+        if (!r->ended()) go_on_in_background();
     } catch (...) {
         cancel_locked(r);
         throw;
@@ -312,13 +312,13 @@ void Messages::end_trace(Request& r, bool failed) {
     if (std::exchange(r.reserved_, false)) tracer_.unreserve();
     if (!r.entry_) return;
     const uint64_t now = ticks();
-    if (r.matched_ && !r.sends_) r.entry_->set_peer(r.peer_, r.tag_);  // the receive may have been from any rank
+    if (!r.sends_) r.entry_->set_peer(r.peer_, r.tag_);  // the receive may have been from any rank
     tracer_.end(r.entry_, now, r.waits_since_ ? now - r.waits_since_ : 0, failed ? kFailed : 0);
     r.entry_ = nullptr;
 }
 
 void Messages::complete(Request& r, bool failed) {
-    if (r.complete_) return;  // for its caller already
+    if (r.ended()) return;  // it was cancelled, or who cancelled it found that it was complete
     end_trace(r, failed);
     if (!failed) tracer_.moved(r.bytes());
     if (tracer_.measured()) {
@@ -326,7 +326,7 @@ void Messages::complete(Request& r, bool failed) {
         tracer_.count(r.sends_ ? Op::Send : Op::Recv, since ? now - since : 0,
                       r.waits_since_ ? now - r.waits_since_ : 0, failed ? 0 : r.bytes());
     }
-    r.complete_ = true;
+    r.become(failed ? Request::State::Failed : Request::State::Complete);
 }
 
 void Messages::pull_from(int from, bool all) {
@@ -337,58 +337,63 @@ void Messages::pull_from(int from, bool all) {
 void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (fork_.is_child()) return;
     std::lock_guard lock(mutex_);
-    if (closing_ || r->cancelled_) return;
+    if (closing_) return;
     cancel_locked(r);
-    if (r->cancelled_) notify(rank_);  // another thread may wait for it
+    notify(rank_);  // another thread may wait for it
 }
 
 // Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
 void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
-    if (r->complete_ || closing_ || r->cancelled_) return;
-    if (r->message_ && r->message_->offer && !r->message_->offer->parts.empty()) finish_claimed(r->peer_);
-    if (r->complete_) return;
-    if (r->slot_ >= 0 && !cancel_offer(*r)) return complete(*r);
-    const bool kept = r->sends_ ? r->matched_ && r->slot_ < 0 : r->message_ && !r->unsized();
-    Memory copy = kept ? Memory(r->bytes()) : Memory();
-    if (r->synchronous_ && kept) {  // it cannot be taken back, so it is delivered, and complete for its caller
-        go_on_from(*r, std::move(copy));
-        complete(*r);
-        return go_on_in_background();
-    }
-    r->cancelled_ = true;
-    end_trace(*r, true);
-    if (r->sends_) {
-        if (r->peer_ == rank_) {
-            arrived_.remove(*arrived_.awaited_by(*r))->awaiting = nullptr;
-            return publish_room();
-        }
-        Outgoing& out = outgoing_[r->peer_];
-        if (!r->matched_) {
-            if (out.writing == &out.sends && out.sends.front() == r)
-                out.writing = nullptr;  // there was no room for its header
-            out.sends.erase(std::find(out.sends.begin(), out.sends.end(), r));
-            return;
-        }
-        if (r->slot_ >= 0) return;
-        go_on_from(*r, std::move(copy));
-        return go_on_in_background();
-    }
-    if (r->held_) {
-        receives_.remove(*r);
-        if (const auto message = std::move(r->message_)) put_back(message, std::move(copy));
-    }
+    if (r->ended()) return;
+    r->sends_ ? cancel_send(r) : cancel_receive(*r);
 }
 
-// The send goes on from a copy of its data.
-void Messages::go_on_from(Request& r, Memory copy) {
-    uint8_t* to = copy.data();
-    r.for_stretches(0, r.bytes(), [&](const uint8_t* data, uint64_t bytes) {
+void Messages::cancel_send(const std::shared_ptr<Request>& r) {
+    bool failed = true;
+    if (r->slot_ >= 0) {
+        if (!cancel_offer(*r)) return complete(*r);
+    } else if (r->state() != Request::State::Waiting) {
+        go_on_from_copy(r);
+        failed = !r->synchronous_;  // which cannot be taken back, so it is complete for its caller
+    } else if (r->peer_ == rank_) {
+        arrived_.remove(*arrived_.awaited_by(*r))->awaiting = nullptr;
+        publish_room();
+    } else {
+        Outgoing& out = outgoing_[r->peer_];
+        if (out.writing == &out.sends && out.sends.front() == r) out.writing = nullptr;  // its header had no room
+        std::erase(out.sends, r);
+    }
+    end_trace(*r, failed);
+    r->become(failed ? Request::State::Cancelled : Request::State::Complete);
+}
+
+// A send whose data the receiver expects goes on from a copy, as a request that nobody else knows.
+void Messages::go_on_from_copy(const std::shared_ptr<Request>& r) {
+    Memory copy(r->bytes());
+    const auto rest = request(Op::Send, copy.data(), r->count_, r->dtype_, r->peer_, r->tag_);
+    r->for_stretches(0, r->bytes(), [to = copy.data()](const uint8_t* data, uint64_t bytes) mutable {
         copy_bytes(to, data, bytes);
         to += bytes;
     });
-    r.memory_ = std::move(copy);
-    r.data_ = r.memory_.data();
-    r.parts_.clear();
+    rest->memory_ = std::move(copy);
+    rest->object_ = r->object_;
+    rest->sent_ = r->sent_;
+    rest->offer_ = r->offer_;
+    rest->become(r->state());
+    Outgoing& out = outgoing_[r->peer_];
+    for (Sends* const queue : {&out.sends, &out.requested}) std::ranges::replace(*queue, r, rest);
+    if (r->offer_ >= 0) out.offered[r->offer_] = rest;
+    go_on_in_background();
+}
+
+void Messages::cancel_receive(Request& r) {
+    if (r.message_ && r.message_->offer && !r.message_->offer->parts.empty()) finish_claimed(r.peer_);
+    if (r.ended()) return;
+    Memory copy = r.message_ && !r.unsized() ? Memory(r.bytes()) : Memory();
+    end_trace(r, true);
+    if (r.held_) receives_.remove(r);
+    r.become(Request::State::Cancelled);
+    if (const auto message = std::move(r.message_)) put_back(message, std::move(copy));
 }
 
 std::optional<Arrival> Messages::arrival(int from, int tag) {
@@ -430,7 +435,7 @@ bool Messages::may_stay_in_ring(const Request& r) const {
 bool Messages::fits(Request& r, int from, const Header& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
-    r.matched_ = true;
+    r.become(Request::State::Matched);
     if (accepts(r, h)) {
         r.object_ = h.object;
         r.overflows_ = r.wanted_.kind == Wanted::Any && r.unsized_for(h.bytes, h.object);
@@ -486,7 +491,7 @@ std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::option
     ++arrivals_;
     while (Request* const next = receives_.first_for(from, h.tag)) {
         const std::shared_ptr<Request> r = next->held_;
-        receives_.matched(*r);
+        receives_.leave_queue(*r);
         if (fits(*r, from, h)) {
             if (!r->unsized()) m->kept = {};
             else give_memory(*r, *m);

@@ -157,7 +157,7 @@ private:
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
             return sends.size() + answers.size() + size_t(std::count_if(offered.begin(), offered.end(), [](auto& each) {
-                       return !each.second->offer_cancelled() && !each.second->complete_;
+                       return !each.second->ended();
                    }));
         }
     };
@@ -213,7 +213,10 @@ private:
     static Header header_of(const Request& send) {
         return Header::of(send.count_, send.dtype_, send.tag_, send.object_);
     }
-    static void go_on_from(Request& send, Memory copy);
+    void cancel_send(const std::shared_ptr<Request>& send);
+    void cancel_receive(Request& receive);
+    void go_on_from_copy(const std::shared_ptr<Request>& send);
+    void give_back(const Arrival& received, uint64_t number, Memory data);
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void put_back(const std::shared_ptr<Message>& message);
     void match_posted(Message& message);

@@ -36,7 +36,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) return false;
     if (r->synchronous_) notify_progress_of(to);
     if (n) out.free_slots.pop_back();
-    r->matched_ = true;
+    r->become(Request::State::Offered);
     r->offer_ = body.about.number;
     r->slot_ = body.about.slot;
     out.next_offer = (out.next_offer + 1) & INT32_MAX;
@@ -172,7 +172,7 @@ void Messages::answer(int from, const Header& h) {
         return;
     }
     out.end_offer(*r);
-    if (!r->cancelled_) complete(*r);
+    complete(*r);
 }
 
 // The send is given up, whose data the receiver may copy. Returns false if it has, and else it finds that the message

@@ -23,10 +23,10 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
     if (group_.failed()) failures_.throw_failure(operation);
     auto peer_that_left = [&](const Request& r) -> std::optional<int> {
         const auto lock = lock_requests();
-        if (r.complete_ || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
+        if (r.ended() || r.peer_ == rank_ || !has_left(r.peer_)) return std::nullopt;
         while (progress()) {
         }  // messages that it left in the ring are still received
-        if (r.complete_ || done()) return std::nullopt;
+        if (r.ended() || done()) return std::nullopt;
         return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
     std::vector<std::shared_ptr<const Request>> all;
@@ -36,7 +36,7 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
         for (const Outgoing& out : outgoing_) {
             all.insert(all.end(), out.sends.begin(), out.sends.end());
             for (auto& [number, r] : out.offered)
-                if (!r->offer_cancelled()) all.push_back(r);
+                if (!r->ended()) all.push_back(r);
         }
     }
     if (const auto peer = request ? peer_that_left(*request) : std::nullopt) failures_.lost(*peer, operation);
@@ -52,7 +52,7 @@ public:
     Foreground(Messages& messages, Request* request) : messages_(messages), request_(request) {
         std::lock_guard lock(messages.mutex_);
         waiting_.emplace(messages);
-        if (!request || request->complete_) return;
+        if (!request || request->ended()) return;
         request->waits_since_ = since_;
         if (request->entry_) request->entry_->clear(kBackground);
         else messages.trace(*request, true);
@@ -160,7 +160,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
 bool Messages::waits_in_vain(const Request& r) {
     const auto lock = lock_requests();
     progress();
-    return !r.complete_ && receives_.size() == 1 && std::ranges::all_of(outgoing_, &Outgoing::idle) &&
+    return !r.ended() && receives_.size() == 1 && std::ranges::all_of(outgoing_, &Outgoing::idle) &&
            segment_->record(transport_.members[size_t(rank_)].world_rank).pending_messages.load() == r.reserved_;
 }
 
@@ -229,7 +229,7 @@ void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, 
         return std::ranges::any_of(requests, [&](const auto& r) { return r->peer_ == rank_; });
     }();
     await(to_itself ? rank_ : kAny, kAny, timeout,
-          [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->complete_ || r->cancelled_; }); });
+          [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->ended(); }); });
 }
 
 void Messages::go_on_in_background(bool now) {
@@ -341,19 +341,19 @@ std::string Messages::close(double timeout) {
 
 void Request::wait(std::optional<double> timeout, const CallOptions& options) {
     settle(timeout, options);
-    if (cancelled_ && !complete_) throw Closed("the operation was cancelled");
-    if (failure_.empty()) return;
+    if (cancelled()) throw Closed("the operation was cancelled");
+    if (!failed()) return;
     raised_ = true;
     throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
 void Request::settle(std::optional<double> timeout, const CallOptions& options) {
-    if (complete_) return;
+    if (ended()) return;
     auto messages = messages_.lock();
     if (messages && messages->fork_.is_child())
         throw Closed("this message belongs to the parent of this forked process");
     if (!messages) throw Closed(kClosedTooEarly);
-    messages->wait_until(timeout, [&] { return complete_ || cancelled_; }, this, options);
+    messages->wait_until(timeout, [&] { return ended(); }, this, options);
 }
 
 void Request::await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout) {
@@ -365,14 +365,14 @@ void Request::await_any(const std::vector<std::shared_ptr<Request>>& requests, d
 }
 
 bool Request::done() {
-    if (complete_ || cancelled_) return true;
+    if (ended()) return true;
     auto messages = messages_.lock();
     if (!messages || messages->fork_.is_child()) return true;  // wait throws
     std::lock_guard lock(messages->mutex_);
     if (messages->closing_) return true;
     messages->progress();
-    if (!complete_) messages->take_offers();  // as in probe
-    return complete_ || messages->group_.failed();
+    if (!ended()) messages->take_offers();  // as in probe
+    return ended() || messages->group_.failed();
 }
 
 void Request::cancel() {

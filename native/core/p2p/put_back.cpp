@@ -32,29 +32,27 @@ void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
 }
 
 void Messages::give_back(Request& r) {
-    const auto lock = lock_requests();
-    if (closing_) return;
-    const Header header = Header::of(r.count_, r.dtype_, r.tag_, r.object_);
-    const auto m = std::make_shared<Message>(Message{header, r.peer_, 0, nullptr, r.arrival_});
-    m->kept = r.unsized() ? std::move(r.memory_) : copy_of(r.data_, header.bytes);
-    put_back(m);
+    give_back(r.arrival(), r.arrival_, r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes()));
 }
 
 // The same of a message that a receive has taken from the ring before any other message of its source arrived.
 void Messages::give_back(const Arrival& received, const void* data) {
+    give_back(received, 0, copy_of(data, received.count * itemsize(received.dtype)));
+}
+
+// number: as Message::number_.
+void Messages::give_back(const Arrival& received, uint64_t number, Memory data) {
     const auto lock = lock_requests();
     if (closing_) return;
     const Header header = Header::of(received.count, received.dtype, received.tag, received.object);
-    const auto m = std::make_shared<Message>(Message{header, received.source, 0, nullptr, 0});
-    m->kept = copy_of(data, header.bytes);
-    put_back(m);
+    put_back(std::make_shared<Message>(Message{header, received.source, 0, nullptr, number, {}, std::move(data)}));
 }
 
 void Messages::undo(std::span<const std::shared_ptr<Request>> requests) {
     if (fork_.is_child()) return;
     for (const auto& request : requests) {
         cancel(request);
-        if (!request->sends_ && request->complete_ && request->failure_.empty()) give_back(*request);
+        if (!request->sends_ && request->state() == Request::State::Complete) give_back(*request);
     }
 }
 
@@ -68,7 +66,7 @@ void Messages::put_back(const std::shared_ptr<Message>& m) {
 void Messages::match_posted(Message& m) {
     while (Request* const posted = receives_.first_for(m.from, m.header.tag)) {
         const std::shared_ptr<Request> r = posted->held_;
-        receives_.matched(*r);
+        receives_.leave_queue(*r);
         if (fits(*r, m.from, m.header)) return receive_arrived(r, m);
         receives_.remove(*r);
     }

@@ -76,10 +76,9 @@ public:
     // The same, but without raising the error of a receive whose message does not fit it.
     void settle(std::optional<double> timeout, const CallOptions& options = {});
     bool done();
-    bool complete() const { return complete_; }
-    bool cancelled() const { return cancelled_; }
+    bool complete() const { return state() >= State::Failed; }
+    bool cancelled() const { return state() == State::Cancelled; }
     bool sends() const { return sends_; }
-    bool offer_cancelled() const { return cancelled_ && slot_ >= 0; }  // an offered send
     // Waits until one of the requests of a communicator is complete, at most `timeout` seconds. If they are of several
     // communicators, it waits only a moment.
     static void await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout);
@@ -87,7 +86,7 @@ public:
     void cancel();
     void give_back();  // see Messages::give_back
     // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
-    bool failed() const { return !failure_.empty(); }
+    bool failed() const { return state() == State::Failed; }
     bool raised() const { return raised_; }
     // The caller drops the request, which goes on. owner: what owns the memory; it stays alive with the request.
     void keep(std::shared_ptr<void> owner) { keep_ = std::move(owner); }
@@ -106,6 +105,19 @@ public:
 private:
     friend class Messages;
     friend class PostedReceives;
+    enum class State : uint8_t {
+        Waiting,  // send: nothing of it is in the ring; receive: no message has matched it
+        Offered,  // send: the receiver has been told where its data is, which stays there
+        Writing,  // send: the header that precedes its data is in the ring
+        Matched,  // receive: it has its message
+        // It has ended, for its caller and for the engine:
+        Cancelled,
+        Failed,  // receive: its message does not fit it
+        Complete,
+    };
+    State state() const { return state_.load(std::memory_order_acquire); }
+    void become(State next) { state_.store(next, std::memory_order_release); }
+    bool ended() const { return state() >= State::Cancelled; }
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
     bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object || overflows_; }
     // Whether the message may be shorter than the caller's memory.
@@ -121,6 +133,7 @@ private:
 
     std::weak_ptr<Messages> messages_;
     std::shared_ptr<void> keep_;  // what owns the memory, if the caller has dropped the request
+    std::atomic<State> state_{State::Waiting};
     bool sends_ = false;
     bool object_ = false;     // the message is an object
     Wanted wanted_;           // receive
@@ -132,16 +145,11 @@ private:
     uint8_t* data_ = nullptr;
     std::vector<Part> parts_;           // send: the data, if it is not contiguous
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
-    Memory memory_;  // send: a copy of the data, after the caller has cancelled the request; receive of any length: the
-                     // message
+    Memory memory_;  // send that goes on for a cancelled one: its data; receive of any length: the message
     bool synchronous_ = false;  // send: it is complete only when a receive has matched its message
     uint64_t sent_ = 0;         // send: bytes written to the ring, or copied from the beginning
-    bool matched_ = false;      // send: its header is in the ring; receive: it has its message
-    bool in_ring_ = false;      // send: the header that precedes its data is in the ring
     int offer_ = -1;            // send: the number under which its data is offered
     int slot_ = -1;             // send: where the receiver marks that it copies the data
-    std::atomic<bool> cancelled_{false};
-    std::atomic<bool> complete_{false};
     std::string failure_;  // receive: how the message differs from what the receive expects
     std::atomic<bool> raised_{false};
     uint64_t arrival_ = 0;  // receive: the number_ of its message

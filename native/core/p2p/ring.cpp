@@ -57,13 +57,14 @@ bool Messages::write_header(Channel& c, int to, const Header& header, const void
 bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header) {
     const uint64_t total = r.bytes(), before = c.written.load(std::memory_order_relaxed);
     uint64_t at = before, room = c.room();
-    if (!r.in_ring_ && room >= sizeof(Header)) {
+    if (r.state() != Request::State::Writing && room >= sizeof(Header)) {
         c.put_header(at, header);
         at += sizeof(Header);
         room -= sizeof(Header);
-        r.in_ring_ = r.matched_ = true;
+        r.become(Request::State::Writing);
     }
-    if (r.in_ring_) {
+    const bool begun = r.state() == Request::State::Writing;
+    if (begun) {
         const uint64_t bytes = std::min({total - r.sent_, room, tuning::kRingPiece});
         r.for_stretches(r.sent_, bytes, [&](const uint8_t* data, uint64_t length) {
             c.put(at, data, length);
@@ -74,7 +75,7 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
     }
     if (header.form == Form::Message && r.sent_ == total && at - before == sizeof(Header) + total)
         c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
-    const bool finished = r.in_ring_ && r.sent_ == total && room >= Channel::pad_of(at);
+    const bool finished = begun && r.sent_ == total && room >= Channel::pad_of(at);
     if (finished) at += Channel::pad_of(at);
     if (at == before) return false;
     c.written.exchange(at);
