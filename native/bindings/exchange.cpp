@@ -74,7 +74,7 @@ std::optional<Arrival> sendrecv(Comm& c, const MessageArray& x, nb::handle to, n
     const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
     const int first = up_to ? kAny : 0, src = rank_or_tag(from, c.world_size(), first);
     const int tag = rank_or_tag(label, kTags, first);
-    if (!x || !y || dst < 0 || send_tag < 0 || src < kAny || tag < kAny) return std::nullopt;
+    if (!x || !y || dst < 0 || send_tag < 0 || src < first || tag < first) return std::nullopt;
     Packed sent(x), received(y);
     if (!received.writable()) return std::nullopt;
     const ArrayCall call(x.bytes() + y.bytes());

@@ -9,11 +9,6 @@ using namespace rankwise;
 
 namespace {
 
-Wanted wanted(bool object, int dtype) {
-    if (object) return {Wanted::Object};
-    return {Wanted::Array, dtype < 0 ? std::nullopt : std::optional(checked_dtype(dtype))};
-}
-
 // start: Messages::send or Messages::recv.
 template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
@@ -110,9 +105,8 @@ RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag, bo
     return {request, std::move(objects)};
 }
 
-RequestHandle start_recv_any(Comm& c, bool object, int dtype, int src, int tag) {
-    const Wanted accepted = wanted(object, dtype);
-    const auto request = without_gil([&] { return c.messages().recv_any(accepted, src, tag); });
+RequestHandle start_recv_object(Comm& c, int src, int tag) {
+    const auto request = without_gil([&] { return c.messages().recv_any(Wanted::Object, src, tag); });
     return {request, nb::none(), nb::none(), {}};
 }
 
@@ -253,7 +247,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"),
              nb::arg("synchronous") = false)
-        .def("recv_any", &start_recv_any, nb::arg("object"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"))
+        .def("recv_object", &start_recv_object, nb::arg("src"), nb::arg("tag"))
         .def("recv_message", &start_recv_message, nb::arg("src"), nb::arg("tag"))
         .def("recv_arrived", &recv_arrived, nb::arg("src"), nb::arg("tag"))
         .def("probe_now", &probe_now, nb::arg("src").none(), nb::arg("tag").none())

@@ -57,9 +57,9 @@ struct Received {
 // NumPy has no such dtype without another package.
 bool foreign(DType dtype) { return dtype == DType::BF16 || dtype == DType::FP8E4M3 || dtype == DType::FP8E5M2; }
 
-// Receives an object, or an array of any length and dtype. Nothing, if src or tag is not an int in range, or ANY.
+// Receives an object, or, as Wanted::Any, whatever comes. Nothing, if src or tag is not an int in range, or ANY.
 // check(dtype): whether the caller can have an array of a foreign dtype; if it raises, the message is given back.
-std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle label, std::optional<double> timeout,
+std::optional<Received> receive(Comm& c, Wanted wanted, nb::handle src, nb::handle label, std::optional<double> timeout,
                                 nb::handle check = {}) {
     const int from = rank_or_tag(src, c.world_size()), tag = rank_or_tag(label, kTags);
     if (from == kNotANumber || tag == kNotANumber) return std::nullopt;
@@ -68,24 +68,25 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
     // A short message is stored in its block at once, unless the GIL has been released because another thread had the
     // requests.
     const auto into_block = [&](const Header& h) -> uint8_t* {
-        if (bool(h.object) != object || foreign(DType(h.dtype)) || !PyGILState_Check()) return nullptr;
+        if ((!h.object && wanted == Wanted::Object) || foreign(DType(h.dtype)) || !PyGILState_Check()) return nullptr;
         const auto length = Py_ssize_t(h.bytes);
-        nb::object block = nb::steal(object ? PyBytes_FromStringAndSize(nullptr, length)
-                                            : PyByteArray_FromStringAndSize(nullptr, length));
+        nb::object block = nb::steal(h.object ? PyBytes_FromStringAndSize(nullptr, length)
+                                              : PyByteArray_FromStringAndSize(nullptr, length));
         if (!block) {
             PyErr_Clear();
             return nullptr;
         }
         received.block = block;
-        return reinterpret_cast<uint8_t*>(object ? PyBytes_AS_STRING(block.ptr()) : PyByteArray_AS_STRING(block.ptr()));
+        return reinterpret_cast<uint8_t*>(h.object ? PyBytes_AS_STRING(block.ptr())
+                                                   : PyByteArray_AS_STRING(block.ptr()));
     };
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released;
-        request = c.messages().recv_any_now({object ? Wanted::Object : Wanted::Array}, from, tag, std::ref(into_block),
-                                            received.arrival, timeout, released.options());
+        request = c.messages().recv_any_now(wanted, from, tag, std::ref(into_block), received.arrival, timeout,
+                                            released.options());
     }
-    if (request && !object && foreign(received.arrival.dtype)) {
+    if (request && foreign(received.arrival.dtype)) {
         try {
             check(int(received.arrival.dtype));
         } catch (const nb::python_error&) {
@@ -93,7 +94,7 @@ std::optional<Received> receive(Comm& c, bool object, nb::handle src, nb::handle
             throw;
         }
     }
-    if (request && object && received.arrival.count <= tuning::kShortMessage) {
+    if (request && received.arrival.object && received.arrival.count <= tuning::kShortMessage) {
         const Memory memory = request->take_memory();
         received.block = nb::bytes(memory.data(), size_t(received.arrival.count));
     } else if (request) {
@@ -111,23 +112,25 @@ nb::object object_in(const Received& received, nb::handle read, nb::handle const
 
 nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read,
                              nb::handle constructor) {
-    const auto received = receive(c, true, src, label, timeout);
+    const auto received = receive(c, Wanted::Object, src, label, timeout);
     return received ? object_in(*received, read, constructor) : not_implemented();
 }
 
 // (the object, (its source, tag and encoded length)).
 nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb::handle read, nb::handle constructor) {
-    const auto received = receive(c, true, src, label, std::nullopt);
+    const auto received = receive(c, Wanted::Object, src, label, std::nullopt);
     if (!received) return not_implemented();
     const Arrival& a = received->arrival;
     return nb::make_tuple(object_in(*received, read, constructor), nb::make_tuple(a.source, a.tag, a.count));
 }
 
-// (its bytes, its source, tag and dtype).
-nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle check) {
-    const auto received = receive(c, false, src, label, timeout, check);
+// (an array's bytes, its source, tag and dtype), or (an object, its source, tag and None).
+nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle check,
+                          nb::handle read, nb::handle constructor) {
+    const auto received = receive(c, Wanted::Any, src, label, timeout, check);
     if (!received) return not_implemented();
     const Arrival& a = received->arrival;
+    if (a.object) return nb::make_tuple(object_in(*received, read, constructor), a.source, a.tag, nb::none());
     return nb::make_tuple(received->block, a.source, a.tag, int(a.dtype));
 }
 
@@ -440,7 +443,7 @@ void bind_objects(nb::module_& m, nb::class_<Comm>& comm) {
         .def("isend_object_plain", &isend_object_plain, nb::arg("object").none(), nb::arg("dst").none(),
              nb::arg("tag").none())
         .def("recv_any_plain", &recv_any_plain, nb::arg("src").none(), nb::arg("tag").none(), nb::arg("timeout").none(),
-             nb::arg("check"))
+             nb::arg("check"), nb::arg("read"), nb::arg("constructor").none())
         .def("broadcast_object_plain", &broadcast_object_plain, nb::arg("object").none(), nb::arg("src").none(),
              nb::arg("codec"), nb::arg("constructor").none(), nb::arg("rest"))
         .def("gather_object_plain", &gather_object_plain, nb::arg("object").none(), nb::arg("dst").none(),

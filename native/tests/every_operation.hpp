@@ -358,8 +358,7 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
                            const auto accept = [&](const Header& h) {
                                return h.bytes <= count * sizeof(float) ? bytes(kept.data()) : nullptr;
                            };
-                           const auto message =
-                               r.c.messages().recv_any_now({Wanted::Array}, kAny, 0, accept, found, {});
+                           const auto message = r.c.messages().recv_any_now(Wanted::Any, kAny, 0, accept, found, {});
                            const Memory memory = message ? message->take_memory() : Memory();
                            CHECK_EQ(found.source, from);
                            r.expect(memory ? reinterpret_cast<const float*>(memory.data()) : kept.data(), count,

@@ -17,8 +17,6 @@ Settings keeping(uint64_t bytes, bool single_copy) {
     return settings;
 }
 
-const Wanted kArray{Wanted::Array}, kObject{Wanted::Object};
-
 // Many messages ahead of one with another tag, which is received first.
 void a_later_message_first(Comm& c) {
     constexpr int kMessages = 600;                      // more than there are slots for offers
@@ -41,7 +39,7 @@ void a_later_message_first(Comm& c) {
             c.messages().recv_now(in.data(), in.size(), DType::I64, previous, 0);
             CHECK(in == message(previous, i, length(i)), "message " << i);
         } else {
-            const auto r = c.messages().recv_any(kArray, previous, 0);
+            const auto r = c.messages().recv_any(Wanted::Any, previous, 0);
             r->wait(std::nullopt);
             const Memory memory = r->take_memory();
             const auto expected = message(previous, i, length(i));
@@ -113,7 +111,7 @@ void given_up_at_random(Comm& c) {
     for (int64_t before = -1, number = 0; number != kLast; before = number) {
         std::shared_ptr<Request> r;
         for (int tries = 0; !r || !r->complete(); ++tries) {
-            r = c.messages().recv_any(kObject, 0, 0);
+            r = c.messages().recv_any(Wanted::Object, 0, 0);
             try {
                 r->wait(2e-4 * (tries % 3));
             } catch (const TimedOut&) {

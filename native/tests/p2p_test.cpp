@@ -136,7 +136,7 @@ void objects_between_arrays(Comm& c) {
             continue;
         }
         if (object) {
-            const auto receiving = c.messages().recv_any({Wanted::Object}, other, i);
+            const auto receiving = c.messages().recv_any(Wanted::Object, other, i);
             receiving->wait(std::nullopt);
             const Memory memory = receiving->take_memory();
             CHECK(receiving->count() == bytes && !std::memcmp(memory.data(), sent.data(), bytes), "object " << i);
@@ -172,7 +172,7 @@ void object_after_an_array(Comm& c) {
         meet(c);
         receiving->wait(std::nullopt);
         CHECK(in == array, "the array");
-        const auto fetching = c.messages().recv_any({Wanted::Object}, 0, 1);
+        const auto fetching = c.messages().recv_any(Wanted::Object, 0, 1);
         fetching->wait(std::nullopt);
         const Memory memory = fetching->take_memory();
         CHECK(!std::memcmp(memory.data(), object.data(), count * 8), "an object of " << count);
@@ -232,7 +232,7 @@ void synchronous(Comm& c) {
         const Part part{reinterpret_cast<const uint8_t*>(out.data()), count * sizeof(int64_t)};
         sending = c.messages().send_object({part}, next, 10, {}, false, true);
         stays(*sending);
-        const auto object = c.messages().recv_any({Wanted::Object}, previous, 10);
+        const auto object = c.messages().recv_any(Wanted::Object, previous, 10);
         object->wait(std::nullopt);
         sending->wait(std::nullopt);
         CHECK_EQ(object->count(), part.bytes);

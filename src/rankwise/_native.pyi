@@ -186,7 +186,7 @@ class Comm(Shortcuts):
     def recv_arrived(self, src: int, tag: int) -> tuple[Request, tuple[int, int, int]] | None:
         """The same for a message that has arrived, and its source, tag and bytes; None if there is none."""
 
-    def recv_any(self, object: bool, dtype: int, src: int, tag: int) -> Request:
+    def recv_object(self, src: int, tag: int) -> Request:
         """Receive an object, or an array of any length, of this dtype, or of any if it is -1."""
 
     def sync(self) -> None: ...

@@ -20,7 +20,7 @@ WAITS: dict[str, Callable[[Group, Any], object]] = {
     "wait_all": lambda group, timeout: rw.wait_all([group.barrier(async_op=True)], timeout),
     "wait_any": lambda group, timeout: rw.wait_any([group.irecv((1,), 0, tag=9)], timeout),
     "recv_any": lambda group, timeout: group.recv_any(tag=rw.ANY, timeout=timeout),
-    "recv_object": lambda group, timeout: group.recv_object(timeout=timeout),
+    "recv_object": lambda group, timeout: group.recv_object(0, timeout=timeout),
     "probe": lambda group, timeout: group.probe(tag=rw.ANY, timeout=timeout),
     "Event.synchronize": lambda group, timeout: rw.overlap.Event().synchronize(timeout),
     "Stream.synchronize": lambda group, timeout: rw.overlap.Stream().synchronize(timeout),

@@ -45,11 +45,11 @@ def recv(group: rw.Group) -> None:
 
 
 def recv_from_any(group: rw.Group) -> None:
-    group.recv(np.zeros(4), rw.ANY)
+    group.irecv(np.zeros(4), rw.ANY).wait()
 
 
 def recv_object(group: rw.Group) -> None:
-    group.recv_object(rw.ANY)
+    group.recv_any()
 
 
 def probe(group: rw.Group) -> None:

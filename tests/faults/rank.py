@@ -98,8 +98,8 @@ def asleep(rank: Rank, group: rw.Group) -> None:
 def polling(rank: Rank, group: rw.Group) -> None:
     """Receives of which neither the source nor the length is known; nothing comes."""
     if group.rank % 2:
-        group.recv_any(tag=rw.ANY)
-    group.recv_object(src=rw.ANY, tag=rw.ANY)
+        group.recv_any(tag=rw.ANY, dtype=int)
+    group.recv_any(tag=rw.ANY)
 
 
 def in_python(rank: Rank, group: rw.Group) -> None:

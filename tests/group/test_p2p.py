@@ -57,7 +57,7 @@ def test_any_keeps_the_order_of_one_sender() -> None:
             for i in range(50):
                 group.isend(i, 1, i % 3)
         else:
-            assert [int(group.recv((), rw.ANY, rw.ANY, dtype=int)) for _ in range(50)] == list(range(50))
+            assert [group.recv_any(tag=rw.ANY).data.item() for _ in range(50)] == list(range(50))
 
     run_ranks(ranks, 2)
 
@@ -138,11 +138,29 @@ def test_a_batch_is_checked_before_it_begins() -> None:
     run_ranks(ranks, 1)
 
 
+def test_a_receive_that_does_not_tell_its_source_needs_one() -> None:
+    def ranks(group: Group) -> None:
+        x = np.ones(1)
+        for receive in (
+            lambda: group.recv(x, rw.ANY),
+            lambda: group.recv((1,), rw.ANY),
+            lambda: group.recv_object(rw.ANY),
+            lambda: group.sendrecv(x, 0, rw.ANY),
+            lambda: group.sendrecv(x, 0, rw.ANY, out=np.ones(1), async_op=True),
+            lambda: group.batch([(x, 0)], [((1,), rw.ANY)]),
+        ):
+            with pytest.raises(ValueError, match=r"^src=rw.ANY: expected a rank; recv_any receives from any rank"):
+                receive()
+        assert group.probe(tag=rw.ANY, timeout=0.05) is None, "nothing may have been sent"
+
+    run_ranks(ranks, 1)
+
+
 def test_a_backend_without_any_source_raises() -> None:
     def ranks(group: Group) -> None:
         group.comm.any_source = False
         with pytest.raises(UnsupportedError, match=r"^recv from any rank or with any tag is not supported"):
-            group.recv((1,), rw.ANY)
+            group.irecv((1,), rw.ANY)
         with pytest.raises(UnsupportedError, match=r"^probe is not supported"):
             Communicator.probe(group.comm, 0, 0)
 
@@ -165,7 +183,7 @@ def test_sendrecv(backend: str) -> None:
         assert group.sendrecv(matrix[:, 1], after, before, out=matrix[:, 1]).tolist() == [before] * 4
         assert matrix[:, 0].tolist() == [me] * 4
         out = np.empty(before, np.int8)
-        assert group.sendrecv(np.full(me, me, np.int8), after, rw.ANY, out=out).tolist() == [before] * before
+        assert group.sendrecv(np.full(me, me, np.int8), after, before, out=out).tolist() == [before] * before
         assert group.sendrecv(me, after, before) == before
         edge = group.sendrecv(np.ones(2), after if me < n - 1 else None, before if me else None)
         assert edge.tolist() == ([1, 1] if me else [0, 0])
@@ -275,7 +293,7 @@ RECEIVES: dict[str, Callable[[Group], Any]] = {
     "array": lambda group: group.recv(np.zeros(N), 1),
     "strided": lambda group: group.recv(np.zeros((N, 2))[:, 0], 1),
     "shape": lambda group: group.recv((N,), 1),
-    "any": lambda group: group.recv(np.zeros(N), rw.ANY, rw.ANY),
+    "any": lambda group: group.recv_any(tag=rw.ANY),
     "sendrecv": lambda group: group.sendrecv(np.zeros(N), None, 1),
     "irecv": lambda group: cancelled(group.irecv((N,), 1)),
     "oneself": lambda group: group.recv((N,), 0),
@@ -417,7 +435,7 @@ def test_an_interrupted_receive_takes_no_later_message() -> None:
             signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
-                group.recv((N,), rw.ANY)
+                group.recv_any()
         group.barrier()
         if group.rank == 0:
             assert (group.recv((N,), 1) == 7).all()

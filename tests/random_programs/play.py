@@ -325,7 +325,10 @@ class _Thread:
         how, received, tag, start = step.hows[self.rank], step.received, step.tag, step.wait is not None
         wanted = rw.ANY if received == "any source" else source
         if step.kind == "object":
-            got = group.irecv_object(wanted, tag) if start else group.recv_object(wanted, tag)
+            if start:
+                got = group.irecv_object(wanted, tag)
+            else:
+                got = group.recv_any(tag=tag).data if wanted is rw.ANY else group.recv_object(source, tag)
             work = got if start else None
 
             def check_object(got: Any) -> str:
@@ -347,7 +350,10 @@ class _Thread:
             got = (group.irecv if start else group.recv)((step.count,), source, tag, dtype=what.dtype)
         else:
             into = room(what.shape, what.dtype, how.out, group)
-            got = (group.irecv if start else group.recv)(into.array, wanted, tag)
+            if wanted is rw.ANY and not start:
+                got = group.irecv(into.array, wanted, tag).wait()
+            else:
+                got = (group.irecv if start else group.recv)(into.array, wanted, tag)
         work = got if start else None
         dropped = step.wait == DROPPED
 

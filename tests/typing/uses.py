@@ -47,7 +47,7 @@ def new_arrays(group: rw.Group, x: F32) -> None:
     assert_type(group.scan(x), F32)
     assert_type(group.exscan(x), F32)
     assert_type(group.recv(x, 0), F32)
-    assert_type(group.recv((3,), rw.ANY, rw.ANY), Any)
+    assert_type(group.recv((3,), 0, rw.ANY), Any)
     assert_type(group.all_gather(x, async_op=True), rw.Work[F32])
     assert_type(group.all_gather(x, async_op=True).result(), F32)
     assert_type(group.gather(x, async_op=True), rw.Work[F32 | None])

@@ -139,7 +139,7 @@ void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const C
     complete_now(send_object(std::move(parts), to, tag, options, true), options);
 }
 
-std::shared_ptr<Request> Messages::recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
+std::shared_ptr<Request> Messages::recv_any_now(Wanted wanted, int from, int tag, const Accept& accept,
                                                 Arrival& arrival, std::optional<double> timeout,
                                                 const CallOptions& options) {
     const auto short_one = [&](const Header& h) { return h.bytes <= tuning::kShortMessage ? accept(h) : nullptr; };

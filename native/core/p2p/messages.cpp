@@ -114,7 +114,7 @@ void Messages::check_peer(Op op, int peer) const {
 }
 
 std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                           const Wanted& wanted) {
+                                           Wanted wanted) {
     check_peer(op, peer);
     checked_bytes(count, itemsize(dtype));
     auto r = std::make_shared<Request>();
@@ -194,18 +194,16 @@ std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype,
 
 std::shared_ptr<Request> Messages::recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
                                               const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag, {Wanted::UpTo}), options, waits);
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::UpTo), options, waits);
 }
 
 std::shared_ptr<Request> Messages::recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
                                                 const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag, {Wanted::Any}), options, waits);
+    return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::Any), options, waits);
 }
 
-std::shared_ptr<Request> Messages::recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options,
-                                            bool waits) {
-    const DType dtype = wanted.dtype.value_or(DType::U8);
-    return start_recv(request(Op::Recv, nullptr, 0, dtype, from, tag, wanted), options, waits);
+std::shared_ptr<Request> Messages::recv_any(Wanted wanted, int from, int tag, const CallOptions& options, bool waits) {
+    return start_recv(request(Op::Recv, nullptr, 0, DType::U8, from, tag, wanted), options, waits);
 }
 
 std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
@@ -240,7 +238,7 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found)
 }
 
 std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
-    const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, {Wanted::Any});
+    const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, Wanted::Any);
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     pull_from(from, true);
@@ -413,10 +411,9 @@ std::optional<Arrival> Messages::probe(int from, int tag) {
 }
 
 bool Messages::accepts(const Request& r, const Header& h) {
-    switch (r.wanted_.kind) {
+    switch (r.wanted_) {
     case Wanted::Exactly: return !h.object && r.count_ == h.count && r.dtype_ == DType(h.dtype);
     case Wanted::UpTo: return !h.object && h.bytes <= r.bytes();
-    case Wanted::Array: return !h.object && r.wanted_.dtype.value_or(DType(h.dtype)) == DType(h.dtype);
     case Wanted::Object: return h.object;
     case Wanted::Any: return true;
     }
@@ -438,7 +435,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     r.become(Request::State::Matched);
     if (accepts(r, h)) {
         r.object_ = h.object;
-        r.overflows_ = r.wanted_.kind == Wanted::Any && r.unsized_for(h.bytes, h.object);
+        r.overflows_ = r.wanted_ == Wanted::Any && r.unsized_for(h.bytes, h.object);
         r.count_ = h.count;
         r.dtype_ = DType(h.dtype);
         return true;
@@ -446,7 +443,7 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     const std::string message = "the message from rank " + std::to_string(from) + " with tag " + std::to_string(h.tag) +
                                 " is ",
                       array = array_text(h.count, DType(h.dtype));
-    switch (r.wanted_.kind) {
+    switch (r.wanted_) {
     case Wanted::Exactly:
         r.failure_ = "recv from rank " + std::to_string(from) + ": the message is " + text_of(h) +
                      ", the receive expects " + message_text(r.count_, r.dtype_, r.tag_);
@@ -454,11 +451,6 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     case Wanted::UpTo:
         r.failure_ = "recv: " + message + text_of(h) + ", the receive expects at most " + std::to_string(r.bytes()) +
                      " bytes of an array";
-        break;
-    case Wanted::Array:
-        r.failure_ = "recv_any: " + message +
-                     (h.object ? "an object; receive it with recv_object"
-                               : "an array of " + array + ", expected dtype " + name(*r.wanted_.dtype));
         break;
     case Wanted::Object:
         r.failure_ =

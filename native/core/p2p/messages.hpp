@@ -75,7 +75,7 @@ public:
     std::shared_ptr<Request> recv_arrived(int from, int tag);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
-    std::shared_ptr<Request> recv_any(const Wanted& wanted, int from, int tag, const CallOptions& options = {},
+    std::shared_ptr<Request> recv_any(Wanted wanted, int from, int tag, const CallOptions& options = {},
                                       bool waits = false);
     // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
     bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
@@ -93,9 +93,8 @@ public:
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
     // for a message, or null if this receive does not take it. `arrival` describes the message.
     using Accept = std::function<uint8_t*(const Header&)>;
-    std::shared_ptr<Request> recv_any_now(const Wanted& wanted, int from, int tag, const Accept& accept,
-                                          Arrival& arrival, std::optional<double> timeout,
-                                          const CallOptions& options = {});
+    std::shared_ptr<Request> recv_any_now(Wanted wanted, int from, int tag, const Accept& accept, Arrival& arrival,
+                                          std::optional<double> timeout, const CallOptions& options = {});
     // The caller stops waiting and may free its memory. A receive is cancelled, and what has arrived of its message is
     // kept for another receive. A send that has begun continues from a copy of the data; another is cancelled.
     void cancel(const std::shared_ptr<Request>& request);
@@ -175,7 +174,7 @@ private:
     bool help_to_fetch(Channel& c, int to);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                     const Wanted& wanted = {});
+                                     Wanted wanted = Wanted::Exactly);
     std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
     std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
     bool progress();  // with mutex_ locked; true if a byte moved

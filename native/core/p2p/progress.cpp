@@ -166,13 +166,10 @@ bool Messages::waits_in_vain(const Request& r) {
 
 // The message that a request sends or waits for.
 std::string Messages::awaited_text(const Request& r) {
-    if (r.object_ || r.wanted_.kind == Wanted::Object) return "an object with " + tag_text(r.tag_);
-    if (r.wanted_.kind == Wanted::UpTo)
+    if (r.object_ || r.wanted_ == Wanted::Object) return "an object with " + tag_text(r.tag_);
+    if (r.wanted_ == Wanted::UpTo)
         return "an array of at most " + std::to_string(r.bytes()) + " bytes with " + tag_text(r.tag_);
-    if (r.wanted_.kind == Wanted::Any) return "a message with " + tag_text(r.tag_);
-    if (r.unsized())
-        return "an array of any length" + (r.wanted_.dtype ? std::string(" of ") + name(*r.wanted_.dtype) : "") +
-               " with " + tag_text(r.tag_);
+    if (r.wanted_ == Wanted::Any) return "a message with " + tag_text(r.tag_);
     return message_text(r.count_, r.dtype_, r.tag_);
 }
 
@@ -204,7 +201,7 @@ void Messages::sync(double timeout, const CallOptions& options) {
 // Waits at most `timeout` seconds until done(), which a message from `from` with `tag` may bring about.
 template <class Done> void Messages::await(int from, int tag, double timeout, Done&& done) {
     const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag);  // for the reports; it receives nothing
-    receive->wanted_.kind = Wanted::Array;
+    receive->wanted_ = Wanted::Any;
     struct EndTrace {
         Messages& messages;
         Request& receive;

@@ -26,16 +26,11 @@ inline bool tag_matches(int wanted, int tag) { return wanted == tag || (wanted =
 std::string message_text(uint64_t count, DType dtype, int tag);  // a message: "3 x float32 with tag 0"
 
 // What a receive accepts.
-struct Wanted {
-    enum Kind : uint8_t {
-        Exactly,  // an array of the receive's count and dtype
-        UpTo,     // an array of any dtype that fits into the receive's memory
-        Array,    // an array of any length, and of any dtype if there is none here
-        Object,
-        Any,  // as in MPI: an array that fits into the receive's memory, and whatever else in memory of its own
-    };
-    Kind kind = Exactly;
-    std::optional<DType> dtype{};
+enum class Wanted : uint8_t {
+    Exactly,  // an array of the receive's count and dtype
+    UpTo,     // an array of any dtype that fits into the receive's memory
+    Object,
+    Any,  // an array that fits into the receive's memory, and whatever else in memory of its own
 };
 
 // Some of the bytes of a message, in the sender's memory.
@@ -119,12 +114,12 @@ private:
     void become(State next) { state_.store(next, std::memory_order_release); }
     bool ended() const { return state() >= State::Cancelled; }
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
-    bool unsized() const { return wanted_.kind == Wanted::Array || wanted_.kind == Wanted::Object || overflows_; }
+    bool unsized() const { return wanted_ == Wanted::Object || overflows_; }
     // Whether the message may be shorter than the caller's memory.
-    bool up_to() const { return wanted_.kind == Wanted::UpTo || (wanted_.kind == Wanted::Any && data_); }
+    bool up_to() const { return wanted_ == Wanted::UpTo || (wanted_ == Wanted::Any && data_); }
     // Whether this message, which the receive accepts, does not go to the caller's memory.
     bool unsized_for(uint64_t bytes, bool object) const {
-        return unsized() || (wanted_.kind == Wanted::Any && (object || bytes > this->bytes()));
+        return unsized() || (wanted_ == Wanted::Any && (object || bytes > this->bytes()));
     }
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
         if (parts_.empty()) return f(data_ + at, bytes);
@@ -135,9 +130,9 @@ private:
     std::shared_ptr<void> keep_;  // what owns the memory, if the caller has dropped the request
     std::atomic<State> state_{State::Waiting};
     bool sends_ = false;
-    bool object_ = false;     // the message is an object
-    Wanted wanted_;           // receive
-    bool overflows_ = false;  // receive of any message: it has matched one that goes to memory of its own
+    bool object_ = false;              // the message is an object
+    Wanted wanted_ = Wanted::Exactly;  // receive
+    bool overflows_ = false;           // receive of any message: it has matched one that goes to memory of its own
     int peer_ = 0;
     int tag_ = 0;
     DType dtype_ = DType::U8;
@@ -145,12 +140,12 @@ private:
     uint8_t* data_ = nullptr;
     std::vector<Part> parts_;           // send: the data, if it is not contiguous
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
-    Memory memory_;  // send that goes on for a cancelled one: its data; receive of any length: the message
+    Memory memory_;             // send that goes on for a cancelled one: its data; receive of any length: the message
     bool synchronous_ = false;  // send: it is complete only when a receive has matched its message
     uint64_t sent_ = 0;         // send: bytes written to the ring, or copied from the beginning
     int offer_ = -1;            // send: the number under which its data is offered
     int slot_ = -1;             // send: where the receiver marks that it copies the data
-    std::string failure_;  // receive: how the message differs from what the receive expects
+    std::string failure_;       // receive: how the message differs from what the receive expects
     std::atomic<bool> raised_{false};
     uint64_t arrival_ = 0;  // receive: the number_ of its message
     TraceEntry* entry_ = nullptr;

@@ -107,8 +107,8 @@ private:
         case 0: request = messages.recv(memory, count, dtype, from, tag, {}, true); break;
         case 1: request = messages.recv_up_to(memory, count, dtype, from, tag, {}, true); break;
         case 2: request = messages.recv_message(memory, count, dtype, from, tag, {}, true); break;
-        case 3: request = messages.recv_any({Wanted::Array, dtype}, from, tag, {}, true); break;
-        case 4: request = messages.recv_any({Wanted::Object}, from, tag, {}, true); break;
+        case 3: request = messages.recv_any(Wanted::Any, from, tag, {}, true); break;
+        case 4: request = messages.recv_any(Wanted::Object, from, tag, {}, true); break;
         }
         requests_.push_back(request);
     }

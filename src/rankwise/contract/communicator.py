@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.host_memory import HostMemory
-from rankwise.contract.message import Message, Receives, Taken
+from rankwise.contract.message import Message, Receives, Taken, no_probe
 from rankwise.contract.operations import (
     ALL_GATHER,
     ALL_GATHER_V,
@@ -278,11 +278,11 @@ class Communicator(Collectives, Closeable):
 
     def probe(self, src: int, tag: int) -> Message | None:
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
-        raise UnsupportedError("probe", self.backend)
+        raise no_probe("probe", self.backend)
 
     def take(self, src: int, tag: int) -> Taken | None:
         """Start to receive the message that `probe` would find, into new memory; None if there is none."""
-        raise UnsupportedError("take", self.backend)
+        raise no_probe("take", self.backend)
 
     def await_arrival(self, seconds: float) -> None:
         """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""

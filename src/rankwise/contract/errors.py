@@ -287,6 +287,12 @@ class ClosedError(RankwiseError):
     """
 
 
+def not_complete(what: str, limit: float, operation: str = "", missing: tuple[int, ...] = ()) -> CollectiveTimeout:
+    """The error of a wait that has lasted `limit` seconds, in the words of the native engine."""
+    text = f"{what} was not complete within {limit:.3g} s"
+    return CollectiveTimeout(text, limit=limit, operation=operation, missing=missing)
+
+
 def error_of(failure: Failure) -> RankwiseError:
     """The error that carries this failure."""
     ranks = sorted(failure.ranks.items())

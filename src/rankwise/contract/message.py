@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from rankwise.contract.errors import RankwiseError, error_of
-from rankwise.contract.failure import Failure
-from rankwise.contract.failure_kinds import TIMEOUT
+from rankwise.contract.errors import CollectiveTimeout, UnsupportedError, not_complete
 from rankwise.contract.public import public
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -20,7 +18,7 @@ class Wildcard(IntEnum):
 
     Example:
         >>> sending = group.isend(1.5, dst=group.rank, tag=8)
-        >>> group.recv((), src=rw.ANY, tag=rw.ANY).item()
+        >>> group.recv_any(src=rw.ANY, tag=rw.ANY).data.item()
         1.5
     """
 
@@ -90,10 +88,18 @@ def overlap(receive: Labelled, source: int, tag: int) -> bool:
     return same_source and (receive.tag == tag or ANY in (receive.tag, tag))
 
 
-def late(operation: str, limit: float, peer: int) -> RankwiseError:
-    """The CollectiveTimeout of a message to or from `peer`, perhaps ANY, that took longer than `limit` seconds."""
-    to_blame = () if peer == ANY else (peer,)
-    return error_of(Failure(TIMEOUT, to_blame=to_blame, limit=limit).found_in(operation))
+def late(operation: str, limit: float, peer: int, tag: int) -> CollectiveTimeout:
+    """The error of a message to or from `peer` with `tag`, either of which may be ANY, that takes too long."""
+    whom, missing = ("any rank", ()) if peer == ANY else (f"rank {peer}", (peer,))
+    label = "any tag" if tag == ANY else f"tag {tag}"
+    way = "to" if operation.startswith("send") else "from"
+    return not_complete(f"{operation} {way} {whom} with {label}", limit, operation, missing)
+
+
+def no_probe(operation: str, backend: str) -> UnsupportedError:
+    """What this backend lacks: it receives only messages of which all but the data is known."""
+    why, remedy = "it cannot probe for messages", "receive with a source, a tag and a length"
+    return UnsupportedError(operation, backend, why, remedy)
 
 
 class Arrival(Work[None]):
@@ -135,16 +141,12 @@ class Receives(ABC):
     """
 
     @abstractmethod
-    def recv_any(self, dtype: DType | None, src: int, tag: int) -> Arrival:
-        """Start to receive an array of this dtype, or of any."""
-
-    @abstractmethod
     def recv_object(self, src: int, tag: int) -> Arrival:
         """Start to receive an object."""
 
     @abstractmethod
     def recv_message(self, src: int, tag: int) -> Arrival:
-        """Start to receive whatever comes, as in MPI."""
+        """Start to receive whatever comes."""
 
     @abstractmethod
     def recv_arrived(self, src: int, tag: int) -> tuple[Arrival, tuple[int, int, int]] | None:

@@ -280,8 +280,8 @@ class Shortcuts:
     """
 
     recv_any_plain: Callable[..., Any] = _not_taken
-    """recv_any_plain(src, tag, timeout, check): receive an array of any length: (its bytes, writable, its source,
-    tag and dtype); NotImplemented likewise.
+    """recv_any_plain(src, tag, timeout, check, read, constructor): receive whatever comes: (an array's bytes, writable,
+    its source, tag and dtype), or (an object, its source, tag and None); NotImplemented likewise.
 
     check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
     kept for the next receive.

@@ -17,7 +17,7 @@ from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.numpy import NUMPY, address
 from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import RankwiseError, UnsupportedError, shown
-from rankwise.contract.message import ANY, Receives
+from rankwise.contract.message import ANY, Receives, no_probe
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import DType
 from rankwise.contract.work import COMPLETE, Work
@@ -154,7 +154,7 @@ class GroupBase:
     def _check_receive(self, buffer: Buffer, src: int | None, tag: int) -> None:
         """Raise UnsupportedError if the communicator cannot receive such a message into the buffer."""
         if src is not None and ANY in (src, tag) and not self.comm.any_source:
-            raise UnsupportedError("recv from any rank or with any tag", self.comm.backend)
+            raise no_probe("recv from any rank or with any tag", self.comm.backend)
         self._check_memory(buffer)
 
     def _receive(self, buffer: Buffer, src: int, tag: int) -> Work[None]:
@@ -294,6 +294,16 @@ MAX_TAG = 2**31 - 1
 _OVERLAPPED = 512 << 10
 """Started operations on so many bytes run beside the program; shorter ones may be left to whoever waits. As of the
 engine's own."""
+
+
+def named(src: int | None) -> int | None:
+    """The source of a receive whose result does not tell it."""
+    if src is ANY:
+        raise ValueError(
+            "src=rw.ANY: expected a rank; recv_any receives from any rank, and tells from which, and so do "
+            "the Works of irecv and irecv_object"
+        )
+    return src
 
 
 def check_tag(value: int, name: str = "tag") -> int:

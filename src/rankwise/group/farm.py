@@ -210,7 +210,7 @@ class _Farm:
 
     def _receive(self) -> None:
         """Receive an outcome of another rank, or that it finds no more tasks."""
-        message = self._team.recv_object(ANY, _OUTCOME, allow_pickle=self._codec.trusted)
+        message = self._team.recv_any(tag=_OUTCOME, allow_pickle=self._codec.trusted).data
         if message is None:
             self._helping -= 1
         else:

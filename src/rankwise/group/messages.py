@@ -8,13 +8,13 @@ import numpy as np
 
 from rankwise.arrays import buffers, dtypes
 from rankwise.arrays.numpy import NUMPY
-from rankwise.contract.errors import UnsupportedError
+from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
-from rankwise.contract.types import DType
+from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.base import GroupBase, check_tag, label, nothing
+from rankwise.group.base import GroupBase, check_tag, label, named, nothing
 from rankwise.group.object_block import Codec, assemble
 from rankwise.group.receives import array_over
 from rankwise.group.related import Related
@@ -23,7 +23,7 @@ from rankwise.group.work import ArrayWork, wait_or_cancel
 
 @public
 class Received(NamedTuple):
-    """What `recv_any` received: the data, a one-dimensional array, and the message's source and tag.
+    """What `recv_any` received: the data, a one-dimensional array or an object, and the message's source and tag.
 
     From the null rank, source and tag are None, and the data is empty.
 
@@ -51,14 +51,21 @@ class Messages(GroupBase):
     backend: str
 
     def recv_any(
-        self, src: int | None = ANY, tag: int = 0, *, dtype: Any = None, timeout: float | None = None
+        self,
+        src: int | None = ANY,
+        tag: int = 0,
+        *,
+        dtype: Any = None,
+        allow_pickle: bool | None = None,
+        timeout: float | None = None,
     ) -> Received:
-        """Receive the next array from `src` with `tag`, whatever its length.
+        """Receive the next message from `src` with `tag`, whatever it is: an array of any length, or an object.
 
         Several threads may receive: each message goes to one of them.
 
         Args:
-            dtype: the dtype expected, by default any; a torch dtype gives a tensor.
+            dtype: only an array of this dtype is expected; a torch dtype gives a tensor.
+            allow_pickle: of an object, as in `broadcast_object`.
             timeout: seconds, by default the group's timeout.
 
         Returns:
@@ -66,8 +73,7 @@ class Messages(GroupBase):
             element.
 
         Raises:
-            MismatchError: the message has another dtype, or is an object; the next receive of any kind that matches the
-                message gets it.
+            MismatchError: the message is no array of this dtype; the next receive of any kind that matches it gets it.
             ImportError: the message has a dtype that NumPy has only with the package ml_dtypes, which is missing; the
                 message is kept likewise, for example for a receive with a torch dtype.
             CollectiveTimeout: no message came in time. The group stays usable, and the next receive gets the message,
@@ -82,18 +88,30 @@ class Messages(GroupBase):
         """
         if timeout is not None:
             timeout = check_wait(timeout)
+        codec = self._codec(allow_pickle)
         if dtype is None:
-            found = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy)
+            found = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy, codec.read, codec.constructor)
             if found is not NotImplemented:
-                block, sender, label_, code = found
-                return Received(array_over(block, dtypes.to_numpy(dtypes.DTYPES[code])), sender, label_)
+                data, sender, label_, code = found
+                if code is not None:
+                    data = array_over(data, dtypes.to_numpy(dtypes.DTYPES[code]))
+                return Received(data, sender, label_)
         wanted, kind = (None, NUMPY) if dtype is None else buffers.dtype_argument(dtype)
         source, number = self._source(src), label(tag)
         if source is None:
             return Received(kind.empty((0,), DType.F64 if wanted is None else wanted).finish(), None, None)
-        receive = self.receives.recv_any(wanted, source, number)
+        receive = self.receives.recv_message(source, number)
 
         def finish() -> Received:
+            if wanted is not None and (receive.is_object or receive.dtype != wanted):
+                receive.give_back()
+                what = "an object" if receive.is_object else f"an array of {DTYPE_NAMES[DType(receive.dtype)]}"
+                raise MismatchError(
+                    f"recv_any: the message from rank {receive.source} with tag {receive.tag} is {what}, "
+                    f"expected an array of {DTYPE_NAMES[wanted]}"
+                )
+            if receive.is_object:
+                return Received(codec.read(receive.memory(), receive.source), receive.source, receive.tag)
             found = DType(receive.dtype)
             if kind is NUMPY:
                 try:
@@ -184,15 +202,13 @@ class Messages(GroupBase):
 
     def recv_object(
         self,
-        src: int | None = ANY,
+        src: int | None,
         tag: int = 0,
         *,
         allow_pickle: bool | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Receive the next object that `src` sent with `tag`, either of which may be rw.ANY.
-
-        The Work of `irecv_object` also has the object's source and tag.
+        """Receive the next object that rank `src` sent with `tag`, which may be rw.ANY.
 
         Args:
             allow_pickle: as in `broadcast_object`.
@@ -213,7 +229,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
-        found = self._shortcuts.recv_object_plain(src, tag, timeout, codec.read, codec.constructor)
+        found = self._shortcuts.recv_object_plain(named(src), tag, timeout, codec.read, codec.constructor)
         if found is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return found

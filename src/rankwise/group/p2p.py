@@ -15,7 +15,7 @@ from rankwise.arrays.buffers import source, target
 from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.base import GroupBase, check_tag, label, nothing
+from rankwise.group.base import GroupBase, check_tag, label, named, nothing
 from rankwise.group.work import ArrayWork, several, wait_or_cancel
 
 D = TypeVar("D", bound=np.dtype[Any])
@@ -26,8 +26,10 @@ class PointToPoint(GroupBase):
 
     As src or dst, None is the null rank, like MPI_PROC_NULL: the operation is complete at once, and nothing is sent or
     received. So a rank at the edge of a grid needs no special case. A receive with rw.ANY as src or tag matches a
-    message from any rank or with any tag. By default, a tag is 0, and recv, irecv and probe take a message from any
-    rank.
+    message from any rank or with any tag. By default, a tag is 0.
+
+    A message from any rank comes with its source: in the result of `recv_any`, in the Work of `irecv` and
+    `irecv_object`, and in what `probe` returns. The other receives name their source.
     """
 
     def send(self, x: Any, dst: int | None, tag: int = 0) -> None:
@@ -47,20 +49,19 @@ class PointToPoint(GroupBase):
 
     @overload
     def recv(
-        self, x: np.ndarray[Any, D], src: int | None = ANY, tag: int = 0, *, dtype: Any = None
+        self, x: np.ndarray[Any, D], src: int | None, tag: int = 0, *, dtype: Any = None
     ) -> np.ndarray[Any, D]: ...
     @overload
-    def recv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any: ...
-    def recv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any:
+    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any: ...
+    def recv(self, x: Any, src: int | None, tag: int = 0, *, dtype: Any = None) -> Any:
         """Receive from rank `src` into the array `x` and return it.
 
-        The message must have that many elements of that dtype; `recv_any` receives one of unknown length.
+        The message must have that many elements of that dtype; `recv_any` receives whatever comes, from any rank.
 
         Args:
             x: the array, or a shape, a tuple of ints, for a new array.
-            src: a rank or rw.ANY; then the Work of `irecv` has the message's source, which recv does not tell. From the
-                null rank, the array x is returned unchanged, and for a shape a new array of zeros.
-            tag: the message's, or rw.ANY; then the Work of `irecv` has the message's tag.
+            src: a rank. From the null rank, the array x is returned unchanged, and for a shape a new array of zeros.
+            tag: the message's, or rw.ANY.
             dtype: of the new array, by default float64; a torch dtype gives a tensor.
 
         Example:
@@ -71,7 +72,7 @@ class PointToPoint(GroupBase):
         """
         if dtype is None and not self._kept and self._shortcuts.recv_array(x, src, tag):
             return x
-        return wait_or_cancel(self._start_recv(x, src, tag, dtype))
+        return wait_or_cancel(self._start_recv(x, named(src), tag, dtype))
 
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
@@ -106,7 +107,7 @@ class PointToPoint(GroupBase):
     @overload
     def irecv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> ArrayWork[Any]: ...
     def irecv(self, x: Any, src: int | None = ANY, tag: int = 0, *, dtype: Any = None) -> Any:
-        """Start to receive, with the arguments of `recv`.
+        """Start to receive, with the arguments of `recv`; src may also be rw.ANY, as by default.
 
         x holds the message once the Work is done. If the Work was dropped, x holds the message after `close`, provided
         that it had arrived.
@@ -149,7 +150,7 @@ class PointToPoint(GroupBase):
 
         Args:
             dst: None sends nothing.
-            src: a rank or rw.ANY; None receives nothing, and `out` or a new array of zeros is returned.
+            src: None receives nothing, and `out` or a new array of zeros is returned.
             out: an array of the message's length and dtype, which may be others than x's. With out=x the array is
                 exchanged in place.
             tag: of the message that is sent.
@@ -173,7 +174,7 @@ class PointToPoint(GroupBase):
             into = target(x)  # its result is a number
         else:
             into = given.kind.empty(given.shape, given.dtype)
-        wanted, recv_number = self._source(src), number if recv_tag is None else label(recv_tag, "recv_tag")
+        wanted, recv_number = self._source(named(src)), number if recv_tag is None else label(recv_tag, "recv_tag")
         self._check_receive(into, wanted, recv_number)
         if given.device is None and given.overlaps(into):  # from a device, a copy on the host is sent
             room = buffers.scratch(given.shape, given.dtype)
@@ -243,7 +244,7 @@ class PointToPoint(GroupBase):
         incoming = []
         for each in recvs:
             buffer, wanted, number = self._incoming(*each)
-            incoming.append((buffer, each[0], wanted, number))
+            incoming.append((buffer, each[0], named(wanted), number))
         return self._exchange(outgoing, incoming, result, async_op)
 
     def _exchange(

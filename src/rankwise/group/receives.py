@@ -17,8 +17,8 @@ import numpy as np
 from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
-from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, matches, overlap
+from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
+from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, late, matches, no_probe, overlap
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work, wait_until
 from rankwise.group.work import wait_or_cancel
@@ -55,16 +55,6 @@ class ReceiveQueue(Receives):
                     return receive
         return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
-    def recv_any(self, dtype: DType | None, src: int, tag: int) -> QueuedReceive:
-        def check(taken: Taken) -> None:
-            if dtype is not None and taken.dtype is not dtype:
-                raise MismatchError(f"recv_any: {_described(taken.message)}, expected dtype {DTYPE_NAMES[dtype]}")
-            if is_object(taken):
-                sender = f"the message from rank {taken.source} with tag {taken.tag}"
-                raise MismatchError(f"recv_any: {sender} is an object; receive it with recv_object")
-
-        return self._post("recv_any", src, tag, check)
-
     def recv_message(self, src: int, tag: int) -> QueuedReceive:
         return self._post("recv", src, tag, nothing)
 
@@ -91,7 +81,7 @@ class ReceiveQueue(Receives):
     def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
         """check: raises if the complete message is of the wrong kind; the message is then kept."""
         if not self.comm.any_source:
-            raise UnsupportedError(operation, self.comm.backend, "it cannot probe for messages")
+            raise no_probe("recv of any length", self.comm.backend)
         receive = QueuedReceive(self, operation, src, tag, check)
         with self._lock:
             self._waiting.append(ref(receive))
@@ -225,22 +215,16 @@ class QueuedReceive(Arrival):
             raise
         if not begun:
             if timeout is not None:
-                raise self._late(limit)
-            self._fail(self._late(limit))
+                raise late(self._operation, limit, self.source, self.tag)
+            self._fail(late(self._operation, limit, self.source, self.tag))
         if self.taken is not None and self.error is None:
             if timeout is None:
                 self.taken.work.wait()
             else:
-                wait_until(end, self.taken.work, partial(self._late, limit))
+                wait_until(end, self.taken.work, partial(late, self._operation, limit, self.source, self.tag))
             self._deliver(self.taken)
         if self.error is not None:
             raise self.error
-
-    def _late(self, limit: float) -> CollectiveTimeout:
-        wanted = f"{_shown(self.source)} with {_label(self.tag)}"
-        text = f"{self._operation}: no message from {wanted} arrived within {limit:.3g} s"
-        missing = () if self.source == ANY else (self.source,)
-        return CollectiveTimeout(text, limit=limit, operation=self._operation, missing=missing)
 
     def cancel(self) -> bool:
         return self._fail(ClosedError(f"{self._operation} was cancelled"))
@@ -293,14 +277,6 @@ def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> Qu
             room.finish()
 
     return QueuedReceive(queue, "recv", src, tag, copy)
-
-
-def _shown(src: int) -> str:
-    return "any rank" if src == ANY else f"rank {src}"
-
-
-def _label(tag: int) -> str:
-    return "any tag" if tag == ANY else f"tag {tag}"
 
 
 # ---- objects ----

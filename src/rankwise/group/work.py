@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rankwise._native import Request
 from rankwise._native import Work as EngineWork
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, not_complete
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
@@ -337,10 +338,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     end = time.monotonic() + (limit or 0.0)
     results: list[T] = []
     errors: list[Exception] = []
-
-    def late() -> CollectiveTimeout:
-        return CollectiveTimeout(f"wait_all: an operation was not complete within {limit:g} s", limit=limit or 0.0)
-
+    late = partial(not_complete, "wait_all: an operation", limit or 0.0)
     for work in list(works):
         try:
             results.append(work.wait() if limit is None else wait_until(end, work, late))
@@ -380,6 +378,5 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
                 return place
         left = end - time.monotonic()
         if left <= 0:
-            text = f"wait_any: none of {len(works)} operations was complete within {limit:g} s"
-            raise CollectiveTimeout(text, limit=limit)
+            raise not_complete(f"wait_any: each of {len(works)} operations", limit)
         pauses.wait(works, left)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rankwise.contract.errors import RankwiseError, UnsupportedError
-from rankwise.contract.message import ANY
 from rankwise.contract.work import Work
 from rankwise.group import default_group
 from rankwise.group.group import Group
@@ -63,7 +62,7 @@ class Members(PickledRanks):
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         try:
             wait_all([self._send(rank, kind, 0, call) for rank in range(self.n)])
-            return [outcome(*self._control.recv_object(ANY, CALLS)[1]) for _ in range(self.n)]
+            return [outcome(*self._control.recv_any(tag=CALLS).data[1]) for _ in range(self.n)]
         except BaseException as error:  # a rank is lost, or a signal handler raises: the replies fit no later call
             self.dealer.broke(error)
             raise
@@ -92,7 +91,7 @@ class Members(PickledRanks):
             if self._ended:
                 return
             try:
-                number, found = self._control.recv_object(ANY, TASKS)
+                number, found = self._control.recv_any(tag=TASKS).data
             except BaseException as error:  # noqa: BLE001 - whoever waits for a task raises it
                 self.dealer.broke(error)
                 return

@@ -80,12 +80,12 @@ class PendingMessage(Work[None]):
         limit = self._channel.timeout if timeout is None else timeout
         end = time.monotonic() + limit
         if not self._over.wait(limit):
-            error = late(self.operation, limit, self.source)
+            error = late(self.operation, limit, self.source, self.tag)
             raise error if timeout is not None else self._channel.failed(error, self.operation)
         if timeout is None:
             self._rest.wait()
         else:
-            wait_until(end, self._rest, lambda: late(self.operation, limit, self.source))
+            wait_until(end, self._rest, lambda: late(self.operation, limit, self.source, self.tag))
 
     def done(self) -> bool:
         return self._over.is_set() and self._rest.done()

@@ -228,7 +228,7 @@ class Request(Work[None]):
         while not self._poll(BURST):
             now = time.monotonic()
             if now - start > limit:
-                error = late(self._operation, limit, self.source)
+                error = late(self._operation, limit, self.source, self.tag)
                 raise error if timeout is not None else self._channel.failed(error, self._where)
             if now - start < YIELDS:
                 os.sched_yield()

@@ -30,20 +30,14 @@ T = TypeVar("T")
 Arrival.register(_native.Request)  # the engine's receives of messages of any length
 
 
-_ANY_DTYPE = -1
-
-
 class EngineReceives(Receives):
     """The receives of one of the engine's communicators."""
 
     def __init__(self, comm: _native.Comm) -> None:
         self._comm = comm
 
-    def recv_any(self, dtype: DType | None, src: int, tag: int) -> Arrival:
-        return self._comm.recv_any(False, _ANY_DTYPE if dtype is None else dtype, src, tag)
-
     def recv_object(self, src: int, tag: int) -> Arrival:
-        return self._comm.recv_any(True, _ANY_DTYPE, src, tag)
+        return self._comm.recv_object(src, tag)
 
     def recv_message(self, src: int, tag: int) -> Arrival:
         return self._comm.recv_message(src, tag)

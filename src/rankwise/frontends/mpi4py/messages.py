@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise import CollectiveTimeout, MismatchError
-from rankwise.contract.message import ANY
+from rankwise import MismatchError
+from rankwise.contract.message import ANY, late
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle, Named, new
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
@@ -301,9 +301,7 @@ class Messages(Named[Context]):
             if found is None:
                 if not waits:
                     return None
-                raise CollectiveTimeout(
-                    f"Probe: no message from {source} with tag {tag} within {limit:g} s", limit=limit
-                )
+                raise late("Probe", limit, src, label)
             message = (found.source, found.tag, found.count * found.dtype.itemsize)
         if status is not None:
             status._set(message)

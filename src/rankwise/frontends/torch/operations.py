@@ -15,7 +15,7 @@ from torch.distributed import Work, distributed_c10d
 
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
-from rankwise.contract.message import ANY
+from rankwise.contract.message import ANY, no_probe
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.timeouts import check_timeout
 from rankwise.contract.work import Work as OurWork
@@ -72,7 +72,7 @@ class TorchMessages(Core):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         """Receive from any rank; the Work's `_source_rank` returns the sender."""
         if not self.comm.any_source:
-            raise UnsupportedError("recv from any rank", type(self.comm).__name__, "", "name the source")
+            raise no_probe("recv from any rank or with any tag", self.comm.backend)
         return self._receive(tensors, ANY, tag)
 
     def _receive(self, tensors: list[Tensor], src: int, tag: int) -> Work:

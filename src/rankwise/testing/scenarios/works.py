@@ -36,7 +36,7 @@ def many_pending_works(group: Group) -> None:
 def messages_from_any_rank(group: Group) -> None:
     n, me = group.world_size, group.rank
     if not group.comm.any_source:
-        refuses(UnsupportedError, group.recv, (1,), ANY)
+        refuses(UnsupportedError, group.irecv, (1,), ANY)
         refuses(UnsupportedError, group.probe)
         return
     sending = group.isend(np.full(me, me), 0, 10 + me)
@@ -63,9 +63,9 @@ def messages_of_unknown_size(group: Group) -> None:
     large = np.arange(30_000.0)
     sending = [group.isend(np.full(1 + 9_000 * me, me), 0, 3), group.isend_object({"from": me, "x": large}, 0, 4)]
     if me == 0:
-        objects = [group.recv_object(ANY, 4) for _ in range(n)]
-        assert sorted(each["from"] for each in objects) == list(range(n))
-        assert all((each["x"] == large).all() for each in objects)
+        objects = [group.recv_any(tag=4) for _ in range(n)]
+        assert sorted(each.data["from"] for each in objects) == list(range(n))
+        assert all((each.data["x"] == large).all() and each.data["from"] == each.source for each in objects)
         arrays = [group.recv_any(tag=3) for _ in range(n)]
         assert sorted(each.source for each in arrays if each.source is not None) == list(range(n))
         for each in arrays:
