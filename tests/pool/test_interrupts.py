@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,8 @@ import pytest
 
 import rankwise as rw
 from pool_calls import keep, kept, total
+from rankwise.pool import wire
+from rankwise.pool.serving import Server
 
 RANKS = 3
 
@@ -59,6 +63,21 @@ def test_an_interrupt_ends_the_tasks_that_are_waited_for(pool: rw.Pool) -> None:
         with pytest.raises(KeyboardInterrupt):
             waiting()
     assert pool.run(os.getpid) == pids
+
+
+def test_an_interrupt_reaches_a_call_that_was_received_and_has_not_begun() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = Server(lambda: None)
+    with ours, theirs, server.interruptible(theirs):
+        for interrupted in (True, False):  # the second interrupt comes between two calls
+            wire.send(ours, wire.TASK, 0, [b"\0\0" + pickle.dumps((time.sleep, (0.01,), {}, False))])
+            kind, _, _, parts = server.receive(theirs) or pytest.fail("no message")
+            if interrupted:
+                signal.raise_signal(signal.SIGINT)
+            assert server.answer(kind, parts)[0] == (wire.ERROR if interrupted else wire.RESULT)
+            with pytest.raises(BlockingIOError):
+                server.receive(theirs)
+            signal.raise_signal(signal.SIGINT)
 
 
 def ignores_interrupts() -> None:

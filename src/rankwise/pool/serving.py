@@ -32,6 +32,7 @@ class Server:
 
     def __init__(self, meet: Callable[[], None]) -> None:
         self._meet = meet
+        self._receiving = False
         self._calling = False
         self._interrupted = False
         self._reporter = failure_report.reporter()
@@ -46,13 +47,23 @@ class Server:
         def interrupt(signum: int, frame: object) -> None:
             if self._calling:
                 raise KeyboardInterrupt
-            self._interrupted = bool(select.select([connection], [], [], 0)[0])
+            self._interrupted = self._receiving or _readable(connection)
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+    def receive(self, connection: socket.socket) -> wire.Message | None:
+        """The message of the next call; None if the client is gone. Raises BlockingIOError if there is none yet."""
+        self._receiving = True  # from when the message leaves the connection until the call begins
+        try:
+            return wire.receive(connection, wire.NOW)
+        except BlockingIOError:
+            self._receiving = False
+            self._interrupted = self._interrupted and _readable(connection)
+            raise
 
     def answer(self, kind: bytes, parts: wire.Parts) -> Reply:
         """Do what a message asks.
@@ -88,7 +99,11 @@ class Server:
                 raise KeyboardInterrupt
             return call()
         finally:
-            self._calling = self._interrupted = False
+            self._receiving = self._calling = self._interrupted = False
+
+
+def _readable(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def _call(parts: wire.Parts) -> Any:
@@ -140,7 +155,7 @@ def main(meeting_fd: int) -> None:
             socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid(), version))], ends)
         while True:
             try:
-                message = wire.receive(connection, wire.NOW)
+                message = server.receive(connection)
             except BlockingIOError:
                 os.read(bell, 8)  # which goes on after a signal, as os.eventfd_read does not
                 continue
