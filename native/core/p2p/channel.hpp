@@ -46,6 +46,8 @@ enum class Form : uint8_t {
     Copied,     // nothing: the receiver has copied it, or has found that it was cancelled
 };
 
+inline constexpr size_t kMostParts = 64;  // of an offered message that the receiver copies
+
 // Precedes each message in the ring.
 struct Header {
     uint64_t bytes, count;
@@ -64,7 +66,7 @@ struct Header {
     }
     // Whether a rank can have written it.
     bool valid() const {
-        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 &&
+        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 && parts <= kMostParts &&
                bytes == count * itemsize(DType(dtype)) && (form < Form::Request || !bytes);
     }
 };

@@ -46,11 +46,26 @@ bool Messages::fetch_shared(const Message& message) {
     return true;
 }
 
+namespace {
+
+// The stretches of an offered message's parts, without private memory: a piece that has been counted as begun must be
+// copied.
+class Stretches {
+public:
+    void add(const uint8_t* data, uint64_t bytes) { all_[n_++] = {const_cast<uint8_t*>(data), bytes}; }
+    operator std::span<const iovec>() const { return {all_, n_}; }
+
+private:
+    iovec all_[kMostParts];
+    size_t n_ = 0;
+};
+
+}  // namespace
+
 // Copies some bytes of an offered message; returns whether it has.
 bool Messages::copy_parts(const Message& message, uint64_t at, uint64_t bytes) {
-    std::vector<iovec> there;
-    for_stretches(message.offer->parts, at, bytes,
-                  [&](const uint8_t* data, uint64_t here) { there.push_back({const_cast<uint8_t*>(data), here}); });
+    Stretches there;
+    for_stretches(message.offer->parts, at, bytes, [&](const uint8_t* data, uint64_t here) { there.add(data, here); });
     return transport_.memory.try_copy(message.from, false, message.at + at, there);
 }
 
@@ -74,10 +89,8 @@ bool Messages::help_to_fetch(Channel& c, int to) {
            job.begun.fetch_add(1) < pieces) {
         const uint64_t at = r.sent_, length = std::min(piece, bytes - at);
         r.sent_ += length;
-        std::vector<iovec> here;
-        r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) {
-            here.push_back({const_cast<uint8_t*>(data), stretch});
-        });
+        Stretches here;
+        r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) { here.add(data, stretch); });
         if (!transport_.memory.try_copy(to, true, reinterpret_cast<uint8_t*>(there + at), here)) break;
         job.done.fetch_add(1);
     }

@@ -17,7 +17,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     Outgoing& out = outgoing_[to];
     struct {
         OfferBody about;
-        OfferBody::Part parts[64];
+        OfferBody::Part parts[kMostParts];
     } body;
     size_t n = 0;
     bool reachable =

@@ -66,7 +66,7 @@ bool PeerMemory::try_copy(int peer, bool writes, uint8_t* here, uint64_t there, 
     return true;
 }
 
-bool PeerMemory::try_copy(int peer, bool writes, uint8_t* whole, const std::vector<iovec>& parts) const {
+bool PeerMemory::try_copy(int peer, bool writes, uint8_t* whole, std::span<const iovec> parts) const {
     size_t bytes = 0;
     for (const iovec& part : parts) bytes += part.iov_len;
     if (parts.size() > 1 && !is_thread_of_own_process(peer)) {

@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "memory/group_segment.hpp"
@@ -76,7 +77,7 @@ public:
     // failed, or will fail when the peer's death is noticed.
     bool try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
     // The same between contiguous memory, which the peer has if this rank writes, and parts of the other's memory.
-    bool try_copy(int peer, bool writes, uint8_t* whole, const std::vector<iovec>& parts) const;
+    bool try_copy(int peer, bool writes, uint8_t* whole, std::span<const iovec> parts) const;
 
     // A rank sets this before it writes into a peer's memory, and then checks whether the group has failed. The
     // memory's owner fails the group first and checks this afterwards. So either the writer stops or the owner waits.
