@@ -24,7 +24,15 @@ void CallLog::describe(const Description& description) {
 void CallLog::begin(const Call& call, uint64_t bytes, const CallOptions& options) {
     const uint64_t amount = options.description.none() ? call.amount : call.amount ^ options.description.digest();
     history_ = mix(mix(history_, call.what), amount);
-    now_ = {.call = call, .options = options, .number = ++begun_, .history = history_, .bytes = bytes, .traced = false};
+    // One by one: a copy of them all would read what has just been stored in smaller pieces, which takes 10 ns.
+    now_.call = call;
+    now_.options = options;
+    now_.number = ++begun_;
+    now_.history = history_;
+    now_.bytes = bytes;
+    now_.began = now_.waited = 0;
+    now_.entry = nullptr;
+    now_.traced = now_.resumed = false;
     own_.calls.store(begun_, std::memory_order_relaxed);
     if (bytes >= kTimedFrom || tracer_.measured()) enter();
 }
