@@ -15,7 +15,9 @@ public:
         return !started_.refused;
     }
     bool complete() const { return !started_.refused && !started_.finish; }
-    bool overlaps() const { return started_.bytes >= kOverlapped; }
+    bool overlaps() const {
+        return started_.bytes >= (comm_.conditions().oversubscribed ? kOverlappedOnSharedCores : kOverlapped);
+    }
 
 private:
     bool for_waiters() const override { return true; }
