@@ -198,8 +198,9 @@ class Pool(Executor):
                 left = None if end is None else max(0.0, end - time.monotonic())
                 yield tasks.pop().result(left)
         except KeyboardInterrupt:
-            for task in tasks:
-                self._dealer.interrupt(task)
+            for task in tasks:  # the last first, so that no rank that is interrupted gets another one
+                if not task.cancel():
+                    self._dealer.interrupt(task)
             raise
         finally:
             for task in tasks:
