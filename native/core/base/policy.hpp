@@ -156,7 +156,7 @@ inline constexpr size_t kPutPiece = 256 * KiB;
 // step takes 450 ns and more), a message of 16 KiB takes 2.8 us one way in Python instead of 9.6, one of 64 KiB 6.3
 // instead of 31. Between cores of a Xeon that share one (150 ns), it would take 10.5 us instead of 7.5 at 64 KiB.
 inline constexpr size_t kThroughMemory = 16 * KiB;
-// Cores are far from each other if a step between them takes longer; the lower quartile of so many counts.
+// Cores are far from each other if a step between them takes longer than this: the lower quartile of kStepsTimed steps.
 inline constexpr std::chrono::nanoseconds kFar{300};
 inline constexpr int kStepsTimed = 16;
 // In a gather of two ranks, root also copies half of a block smaller than this.

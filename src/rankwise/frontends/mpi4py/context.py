@@ -18,15 +18,15 @@ from rankwise.frontends.mpi4py.world import GROUPS, WORLD
 MAX_TAG = 2**31 - 1
 
 
-class Found(dict[str, Callable[..., Any]]):
-    """Functions by name, each found by `find(name)` when it is first used."""
+class Functions(dict[str, Callable[..., Any]]):
+    """Functions by name, each of which `look_up(name)` returns when it is first used."""
 
-    def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
-        self.find = find
+    def __init__(self, look_up: Callable[[str], Callable[..., Any]]) -> None:
+        self.look_up = look_up
 
     def __missing__(self, name: str) -> Callable[..., Any]:
-        self[name] = found = self.find(name)
-        return found
+        self[name] = function = self.look_up(name)
+        return function
 
 
 class Context:
@@ -43,8 +43,8 @@ class Context:
         self.comm = group.comm
         self.collectives = complete(self.comm)
         self.shortcuts = shortcuts = self.comm.shortcuts
-        self.calls = Found(partial(getattr, shortcuts))
-        self.starts = Found(lambda name: partial(getattr(shortcuts, f"start_{name}", nothing), group))
+        self.calls = Functions(partial(getattr, shortcuts))
+        self.starts = Functions(lambda name: partial(getattr(shortcuts, f"start_{name}", nothing), group))
         self.barrier = self.shortcuts.barrier_without_sync or self.comm.barrier_without_sync
         group.trusting = CODEC
         GROUPS.add(group)
