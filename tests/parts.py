@@ -83,9 +83,10 @@ def python(build: str, tests: str, variables: str = "") -> tuple[str, ...]:
 
 
 def model(what: str, option: str) -> str:
+    """The command that checks models. Without spin it fails in CI, and elsewhere says that it has not tested them."""
     missing = f"{NOT_TESTED} {what}: there is no spin; apt install spin"
     check = f"{{bin}}/python native/tests/model/check.py {option}"
-    return f"if command -v spin >/dev/null; then {check}; else echo '{missing}'; fi"
+    return f"if command -v spin >/dev/null; then {check}; else echo '{missing}'; [ -z \"$CI\" ]; fi"
 
 
 PARTS = {

@@ -94,6 +94,14 @@ def test_every_command_can_be_formatted_and_is_right_for_the_shell() -> None:
     assert set(parts.TEST) < set(parts.ALL)
 
 
+def test_in_ci_the_models_fail_without_spin(tmp_path: Path) -> None:
+    command = ["/bin/sh", "-c", parts.model("the models", "")]
+    for ci, status in (({}, 0), ({"CI": "true"}, 1)):
+        done = subprocess.run(command, env={"PATH": str(tmp_path), **ci}, capture_output=True, text=True)
+        assert done.stdout == "not tested: the models: there is no spin; apt install spin\n"
+        assert done.returncode == status
+
+
 def test_make_has_few_targets_and_its_help_lists_the_parts() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(" ".join(targets).split()) <= 15
