@@ -27,15 +27,15 @@ struct OpName {
 std::array<OpName, 5> op_names;  // made when the module is imported
 
 // Whose call it is. Group: the ranks compare their arrays' shapes, autograd is notified of what is written, and the
-// result is a new array if `out` is None. Mpi: the same, without new arrays. Torch: none of that, as in
-// torch.distributed, which moves elements.
+// result is a new array if `out` is None. Mpi and Torch: none of that, as both move elements; torch.distributed gives a
+// reduction by its number.
 enum class Rules : uint8_t { Group, Mpi, Torch };
 template <Rules rules> Description described(const PlainArray& x) {
-    return rules == Rules::Torch ? Description{} : x.description();
+    return rules == Rules::Group ? x.description() : Description{};
 }
-template <Rules rules> bool done(const PlainArray& written) { return rules == Rules::Torch || written.written(); }
+template <Rules rules> bool done(const PlainArray& written) { return rules != Rules::Group || written.written(); }
 
-// A reduction: by its name, or by torch's rules, by its number.
+// A reduction, by its name or number.
 template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
     return rules == Rules::Torch ? checked_op(nb::cast<int>(op)) : reduction_named(op);
 }
@@ -95,10 +95,16 @@ struct PartsAround {
 struct PartWithin {
     static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) { return PartsAround::fits(c, out, x); }
 };
-// As many elements, in rows that divide into a part for each rank.
-struct AsMany {
+// As many elements, which divide into a part for each rank.
+struct EqualParts {
     static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
-        return out.count == x.count && x.apart_from(out) && AllParts::divides(c, x) && AllParts::divides(c, out);
+        return out.count == x.count && x.count % uint64_t(c.world_size()) == 0 && x.apart_from(out);
+    }
+};
+// The same in rows.
+struct EqualRows {
+    static bool fits(const Comm& c, const PlainArray& x, const PlainArray& out) {
+        return EqualParts::fits(c, x, out) && AllParts::divides(c, x) && AllParts::divides(c, out);
     }
 };
 
@@ -120,7 +126,7 @@ template <class Form, Rules rules> struct Result {
     }
     // The result, which was written.
     nb::object done() {
-        if (rules != Rules::Torch && !is_new_) memory.written();
+        if (rules == Rules::Group && !is_new_) memory.written();
         return std::move(object);
     }
     nb::object object;
@@ -278,7 +284,7 @@ template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle given, 
     const PlainArray x(array, false);
     if (!x || x.dims() >= kMostDims || dst < 0) return {};
     const auto call = [&](const nb::object& result, uint8_t* to) {
-        run(c, x.bytes() * size_t(c.world_size()), x.description(), result,
+        run(c, x.bytes() * size_t(c.world_size()), described<rules>(x), result,
             [=, &c](const CallOptions& options) { c.gather(x.data, to, x.count, DType(x.dtype), dst, options); });
     };
     if (dst != c.rank()) {
@@ -311,7 +317,7 @@ template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle given
     if (!x || !named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return {};
     Result<Same, rules> result(c, array, x, out);
     if (!result.object) return {};
-    run(c, x.bytes(), x.description(), result.object,
+    run(c, x.bytes(), described<rules>(x), result.object,
         [=, &c, to = result.memory.data, reduce_op = *named](const CallOptions& options) {
             (c.*operation)(x.data, to, x.count, DType(x.dtype), reduce_op, options);
         });
@@ -520,7 +526,7 @@ const TorchShortcuts torch_shortcuts{&all_reduce<Rules::Torch>,
                                      &broadcast<Rules::Torch>,
                                      &all_gather<PartsAround, Rules::Torch>,
                                      &reduce_scatter<PartWithin, Rules::Torch>,
-                                     &all_to_all<AsMany, Rules::Torch>,
+                                     &all_to_all<EqualRows, Rules::Torch>,
                                      &barrier};
 
 void bind_shortcuts(nb::class_<Comm>& comm) {
@@ -545,7 +551,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("all_to_all_result", result_of(&all_to_all<AllParts, Rules::Group>), x, out)
         .def("scan_array", whether(&scan<&Comm::scan, Rules::Mpi>), x, op, out)
         .def("exscan_array", whether(&scan<&Comm::exscan, Rules::Mpi>), x, op, out)
-        .def("all_to_all_array", whether(&all_to_all<AllParts, Rules::Mpi>), x, out)
+        .def("all_to_all_array", whether(&all_to_all<EqualParts, Rules::Mpi>), x, out)
         .def("all_gather_parts_array", whether(&all_gather<Parts, Rules::Mpi>), x, out)
         .def("gather_parts_array", whether(&gather<Parts, Rules::Mpi>), x, dst, out)
         .def("scatter_parts_array", &scatter_parts, x, src, out)
@@ -561,7 +567,7 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("start_all_to_all_result", starter(&all_to_all<AllParts, Rules::Group>), group, x, out)
         .def("start_scan_array", starter(&scan<&Comm::scan, Rules::Mpi>), group, x, op, out)
         .def("start_exscan_array", starter(&scan<&Comm::exscan, Rules::Mpi>), group, x, op, out)
-        .def("start_all_to_all_array", starter(&all_to_all<AllParts, Rules::Mpi>), group, x, out)
+        .def("start_all_to_all_array", starter(&all_to_all<EqualParts, Rules::Mpi>), group, x, out)
         .def("start_all_gather_parts_array", starter(&all_gather<Parts, Rules::Mpi>), group, x, out)
         .def("start_gather_parts_array", starter(&gather<Parts, Rules::Mpi>), group, x, dst, out)
         .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out)

@@ -178,7 +178,7 @@ class Shortcuts:
     """recv_array(x, src, tag)"""
 
     all_to_all_array: Callable[..., bool] = _not_done
-    """all_to_all_array(x, out)"""
+    """all_to_all_array(x, out): shapes are not compared."""
 
     torch_calls: Callable[..., Any] | None = None
     """torch_calls(operations, work, unset, ops): the operations of a process group of torch.distributed on plain

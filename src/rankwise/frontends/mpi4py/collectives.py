@@ -295,22 +295,25 @@ def _collective(shortcut: str, prepare: Callable[..., Body]) -> Callable[[Callab
     """Make a collective's methods: `Bcast`, which blocks; with its attributes `started`, which returns a Request, for
     `Ibcast`, and `persistent`, which returns a Prequest, for `Bcast_init`.
 
-    What it decorates returns the arguments of the shortcut of this name, for plain arrays, or None for anything else.
-    What `prepare` returns is called, or started, where the shortcut does nothing.
+    What it decorates is called with the method's arguments. It returns those of the shortcut of this name, for plain
+    arrays, or None for anything else. What `prepare` returns is called, or started, where the shortcut does nothing.
     """
 
     def methods(arguments: Callable[..., tuple[Any, ...] | None]) -> Any:
-        def blocking(self: Messages, *args: Any, **options: Any) -> None:
-            c = self._h or self._live()
-            given = arguments(c, *args, **options) if options else arguments(c, *args)
+        # `args` begins with the communicator: to take it apart, and to join it again, would take longer than the rest.
+        def blocking(*args: Any, **options: Any) -> None:
+            c = args[0]._h or args[0]._live()
+            given = arguments(*args, **options) if options else arguments(*args)
             if given is None or not c.calls[shortcut](*given):
-                c.comm.call(prepare(c, *args, **options))
+                c.comm.call(prepare(c, *args[1:], **options))
 
-        def started(self: Messages, *args: Any, **options: Any) -> Request:
-            c = self._h or self._live()
-            given = arguments(c, *args, **options) if options else arguments(c, *args)
+        def started(*args: Any, **options: Any) -> Request:
+            c = args[0]._h or args[0]._live()
+            given = arguments(*args, **options) if options else arguments(*args)
             request = new(Request)
-            request._h = (given is not None and c.starts[shortcut](*given)) or _begin(c, prepare(c, *args, **options))
+            request._h = (given is not None and c.starts[shortcut](*given)) or _begin(
+                c, prepare(c, *args[1:], **options)
+            )
             return request
 
         def persistent(self: Messages, *args: Any, info: Any = None, **options: Any) -> Prequest:
@@ -335,75 +338,75 @@ class BufferCollectives(Messages):
     """The collectives on buffers: each method here, the one that starts it, and the one for a persistent request."""
 
     @_collective("barrier", lambda c: c.barrier)
-    def Barrier(c: Context) -> Any:
+    def Barrier(self) -> Any:
         return ()
 
     Ibarrier, Barrier_init = Barrier.started, Barrier.persistent
 
     @_collective("broadcast_array", _bcast)
-    def Bcast(c: Context, buf: Any, root: int = 0) -> Any:
+    def Bcast(self, buf: Any, root: int = 0) -> Any:
         return plain(buf), root
 
     Ibcast, Bcast_init = Bcast.started, Bcast.persistent
 
     @_collective("gather_parts_array", partial(_gather, parse=simple))
-    def Gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-        return plain(sendbuf), root, every(recvbuf) if root == c.rank else None
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return plain(sendbuf), root, every(recvbuf) if root == self._live().rank else None
 
     Igather, Gather_init = Gather.started, Gather.persistent
 
     @_collective("gather_v_array", partial(_gather, parse=vector))
-    def Gatherv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-        return plain(sendbuf), root, *(divided_array(recvbuf) if root == c.rank else NOT_PLAIN)
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return plain(sendbuf), root, *(divided_array(recvbuf) if root == self._live().rank else NOT_PLAIN)
 
     Igatherv, Gatherv_init = Gatherv.started, Gatherv.persistent
 
     @_collective("scatter_parts_array", partial(_scatter, parse=simple))
-    def Scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-        return every(sendbuf) if root == c.rank else None, root, plain(recvbuf)
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return every(sendbuf) if root == self._live().rank else None, root, plain(recvbuf)
 
     Iscatter, Scatter_init = Scatter.started, Scatter.persistent
 
     @_collective("scatter_v_array", partial(_scatter, parse=vector))
-    def Scatterv(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-        return *(divided_array(sendbuf) if root == c.rank else NOT_PLAIN), root, plain(recvbuf)
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        return *(divided_array(sendbuf) if root == self._live().rank else NOT_PLAIN), root, plain(recvbuf)
 
     Iscatterv, Scatterv_init = Scatterv.started, Scatterv.persistent
 
     @_collective("all_gather_parts_array", partial(_allgather, parse=simple))
-    def Allgather(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
         return plain(sendbuf), every(recvbuf)
 
     Iallgather, Allgather_init = Allgather.started, Allgather.persistent
 
     @_collective("all_gather_v_array", partial(_allgather, parse=vector))
-    def Allgatherv(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         return plain(sendbuf), *divided_array(recvbuf)
 
     Iallgatherv, Allgatherv_init = Allgatherv.started, Allgatherv.persistent
 
     @_collective("all_to_all_array", partial(_alltoall, parse=simple))
-    def Alltoall(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
         return every(sendbuf), every(recvbuf)
 
     Ialltoall, Alltoall_init = Alltoall.started, Alltoall.persistent
 
     @_collective("all_to_all_v_array", partial(_alltoall, parse=vector))
-    def Alltoallv(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         return *divided_array(sendbuf), *divided_array(recvbuf)
 
     Ialltoallv, Alltoallv_init = Alltoallv.started, Alltoallv.persistent
 
     @_collective("", partial(_alltoall, parse=per_rank))
-    def Alltoallw(c: Context, sendbuf: Any, recvbuf: Any) -> Any:
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         return None
 
     Ialltoallw, Alltoallw_init = Alltoallw.started, Alltoallw.persistent
 
     @_collective("reduce_array", _reduce)
-    def Reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
         x, given = _summable(sendbuf), None
-        if root == c.rank:
+        if root == self._live().rank:
             x, given = _summable(recvbuf), x
             if given is None and not in_place(sendbuf):
                 return None
@@ -412,7 +415,7 @@ class BufferCollectives(Messages):
     Ireduce, Reduce_init = Reduce.started, Reduce.persistent
 
     @_collective("all_reduce_array", partial(_reducing, root=None))
-    def Allreduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         given = plain(sendbuf)
         if given is None and not in_place(sendbuf):
             return None
@@ -421,28 +424,26 @@ class BufferCollectives(Messages):
     Iallreduce, Allreduce_init = Allreduce.started, Allreduce.persistent
 
     @_collective("reduce_scatter_v_array", _reduce_scatter_block)
-    def Reduce_scatter_block(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         into = _summable(recvbuf)
-        return None if into is None else (_summable(sendbuf), _engine_name(op), into, [into.size] * c.size)
+        return None if into is None else (_summable(sendbuf), _engine_name(op), into, [into.size] * self._live().size)
 
     Ireduce_scatter_block, Reduce_scatter_block_init = Reduce_scatter_block.started, Reduce_scatter_block.persistent
 
     @_collective("reduce_scatter_v_array", _reduce_scatter)
-    def Reduce_scatter(
-        c: Context, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
-    ) -> Any:
+    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> Any:
         return _summable(sendbuf), _engine_name(op), _summable(recvbuf), recvcounts
 
     Ireduce_scatter, Reduce_scatter_init = Reduce_scatter.started, Reduce_scatter.persistent
 
     @_collective("scan_array", partial(_scan, inclusive=True))
-    def Scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         return _scanned(sendbuf, recvbuf, op)
 
     Iscan, Scan_init = Scan.started, Scan.persistent
 
     @_collective("exscan_array", partial(_scan, inclusive=False))
-    def Exscan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         return _scanned(sendbuf, recvbuf, op)
 
     Iexscan, Exscan_init = Exscan.started, Exscan.persistent

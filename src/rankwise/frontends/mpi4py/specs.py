@@ -136,7 +136,7 @@ class Row(Blocks):
         size = x.nbytes // blocks
         self.layouts, self.counts, self.sizes = [layout] * blocks, [x.size // blocks] * blocks, [size] * blocks
         self.starts, self.nbytes = [i * size for i in range(blocks)], x.nbytes
-        self.memory = self.whole = x.view(np.uint8)
+        self.memory = self.whole = x.reshape(-1).view(np.uint8)
 
 
 _BYTE = BYTE._live()
@@ -165,31 +165,33 @@ def _row(spec: Any, x: Any, writes: bool, blocks: int) -> Row | None:
 
 
 def plain(spec: Any) -> Any:
-    """The one-dimensional array, or its first `count` elements, if the datatype given is the NumPy array's own.
-
-    None for any other specification.
-    """
-    kind = type(spec)
-    if kind is ndarray:
+    """The array of `every`, flat; or its first `count` elements, if a count is given."""
+    if type(spec) is ndarray:
         return spec if spec.ndim == 1 else _flat(spec)
-    if (kind is not list and kind is not tuple) or not 2 <= len(spec) <= 3:
-        return None
-    x, datatype = spec[0], spec[-1]
-    if type(x) is not ndarray or not isinstance(datatype, Datatype):
-        return None
-    element = datatype._h and datatype._h.element
-    if element is None or (element is not x.dtype and element != x.dtype):
-        return None
-    if x.ndim != 1:
+    counted = type(spec) in (list, tuple) and len(spec) == 3
+    x = every((spec[0], spec[2]) if counted else spec)
+    if x is not None and x.ndim != 1:
         x = _flat(x)
-    if len(spec) == 2 or x is None or (count := spec[1]) == x.size:
+    if not counted or x is None or (count := spec[1]) == x.size:
         return x
     return x[:count] if type(count) is int and 0 <= count < x.size else None
 
 
 def every(spec: Any) -> Any:
-    """`plain` for a buffer with one block for each rank. None if a count is given, because it counts one block."""
-    return None if type(spec) in (list, tuple) and len(spec) != 2 else plain(spec)
+    """The NumPy array, of any shape, if no datatype is given, or its own. None for any other specification.
+
+    This is a buffer with one block for each rank, of which a count would be that of one block.
+    """
+    kind = type(spec)
+    if kind is ndarray:
+        return spec
+    if (kind is not list and kind is not tuple) or len(spec) != 2:
+        return None
+    x, datatype = spec
+    if type(x) is not ndarray or not isinstance(datatype, Datatype):
+        return None
+    element = datatype._h and datatype._h.element
+    return x if element is x.dtype or (element is not None and element == x.dtype) else None
 
 
 NOT_PLAIN = None, None, None
