@@ -17,7 +17,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 
-SOUND = {
+WAITING = {
     "steps, 2 ranks, any may die, deadlines": "STEPS=2 DEATHS=2 DEADLINES",
     "steps, 3 ranks, all wait for all": "N=3 STEPS=1",
     "steps, 3 ranks, one leaves early": "N=3 STEPS=2 EARLY",
@@ -26,7 +26,7 @@ SOUND = {
     "steps, 2 ranks and one outside, two may die": "N=3 PAIR DEATHS=2",
     "messages, any rank may die, deadlines": "MESSAGES=3 DEATHS=2 DEADLINES",
 }
-BROKEN = {
+BROKEN_WAITING = {
     "a sleeper does not poll again once registered": "STEPS=2 BREAK_RECHECK",
     "a sleeper reads its notifications only after it polled": "STEPS=2 BREAK_NOTIFICATION",
     "a receiver does not poll again once registered": "MESSAGES=2 BREAK_RECHECK",
@@ -36,7 +36,6 @@ BROKEN = {
     "only the first rank to notice a death fails the groups": "N=3 PAIR DEATHS=2 BREAK_MARKING",
     "a failure record is not written atomically": "STEPS=2 DEATHS=1 DEADLINES BREAK_FAILURE_RECORD",
 }
-
 
 AGREEMENT = {
     "agreement, 2 ranks, three in turn, one may die, deadlines": "N=2 AGREEMENTS=3 DEATHS=1 DEADLINES",
@@ -84,6 +83,7 @@ BROKEN_STARTED = {
 OFFERS = {
     "offered messages, two of two pieces": "",
     "offered messages, three of three pieces": "MESSAGES=3 PIECES=3",
+    "offered messages, the group may fail": "FAILS",
 }
 BROKEN_OFFERS = {
     "a sender that helps does not look again whether the message is still the same": "BREAK_RECHECK",
@@ -91,6 +91,31 @@ BROKEN_OFFERS = {
     "a receiver claims a message in two steps": "BREAK_CLAIM",
     "who cancels a send does not wait for the receiver that copies it": "BREAK_CANCEL",
     "a receiver does not wait for the sender's pieces": "BREAK_DONE",
+    "a sender that helps does not look whether the group has failed": "FAILS BREAK_FAILED",
+    "a receiver whose group has failed does not wait for a sender that writes": "FAILS BREAK_FAILED_WRITING",
+}
+
+USES = {
+    "uses of a group's memory, two threads": "",
+    "uses of a group's memory, three threads that make calls": "USERS=3 ROUNDS=1 CALLS",
+}
+BROKEN_USES = {
+    "a use looks for a close only before it is counted": "BREAK_BEGIN",
+    "who gives up the lock after a close may count as the last": "BREAK_UNLOCK",
+    "a close wakes no thread that waits for the lock": "BREAK_WAKING",
+    "a thread that waits for the lock does not say so": "BREAK_AWAITING",
+    "a thread sleeps although the lock was free when it was to be marked": "BREAK_RETRY",
+    "a thread sleeps on the word, which may be as it was again": "BREAK_COUNT",
+    "who gives up the lock unmarks it only when all are awake": "USERS=3 ROUNDS=1 CALLS BREAK_CLEAR",
+}
+
+MODELS = {
+    "waiting.pml": (WAITING, BROKEN_WAITING),
+    "agreement.pml": (AGREEMENT, BROKEN_AGREEMENT),
+    "heap.pml": (HEAP, BROKEN_HEAP),
+    "started.pml": (STARTED, BROKEN_STARTED),
+    "offers.pml": (OFFERS, BROKEN_OFFERS),
+    "uses.pml": (USES, BROKEN_USES),
 }
 
 LARGE = (  # make test-all runs them too
@@ -142,16 +167,10 @@ def check(name: str, model: str, macros: str, sound: bool) -> bool:
 
 
 def main(words: list[str]) -> int:
-    cases = [(name, "waiting.pml", macros, True) for name, macros in SOUND.items()]
-    cases += [(f"broken: {name}", "waiting.pml", macros, False) for name, macros in BROKEN.items()]
-    cases += [(name, "agreement.pml", macros, True) for name, macros in AGREEMENT.items()]
-    cases += [(f"broken: {name}", "agreement.pml", macros, False) for name, macros in BROKEN_AGREEMENT.items()]
-    cases += [(name, "heap.pml", macros, True) for name, macros in HEAP.items()]
-    cases += [(f"broken: {name}", "heap.pml", macros, False) for name, macros in BROKEN_HEAP.items()]
-    cases += [(name, "started.pml", macros, True) for name, macros in STARTED.items()]
-    cases += [(f"broken: {name}", "started.pml", macros, False) for name, macros in BROKEN_STARTED.items()]
-    cases += [(name, "offers.pml", macros, True) for name, macros in OFFERS.items()]
-    cases += [(f"broken: {name}", "offers.pml", macros, False) for name, macros in BROKEN_OFFERS.items()]
+    cases = []
+    for model, (sound, broken) in MODELS.items():
+        cases += [(name, model, macros, True) for name, macros in sound.items()]
+        cases += [(f"broken: {name}", model, macros, False) for name, macros in broken.items()]
     if words in ([], ["--large"]):
         cases = [case for case in cases if (case[0] in LARGE) == bool(words)]
     else:

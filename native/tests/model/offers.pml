@@ -1,7 +1,8 @@
 /* How a rank takes messages that another one offers: it claims each, unless its sender has cancelled it, and copies it
    piece by piece, from the end; the sender may help, from the beginning. README.md says what stands for what.
 
-   The sender offers MESSAGES, of PIECES each; it may cancel any of them, and help while it waits. */
+   The sender offers MESSAGES, of PIECES each; it may cancel any of them, and help while it waits. FAILS: the group may
+   fail at any moment. */
 
 #ifndef MESSAGES
 #define MESSAGES 2
@@ -17,10 +18,16 @@
 #define CANCELLED 4
 #define OPEN(state) ((state) % 2 == 1)
 
+#ifdef BREAK_FAILED
+#define NO_HELP false
+#else
+#define NO_HELP failed
+#endif
+
 /* ---- shared memory ---- */
 byte stage[MESSAGES];
 byte state, job, begun, finished;   /* the channel's CopyJob; job: the offer's number */
-bool writing;
+bool writing, failed;
 
 /* ---- what only the model knows ---- */
 bool sends[MESSAGES], receives[MESSAGES];   /* the engine may use the sender's, the receiver's memory */
@@ -35,10 +42,11 @@ inline copy_piece(k, at) {
 }
 
 /* Whether one more piece has been begun. */
-inline begin(ok) {
-    ok = false;
+inline begin(ok, over) {
+    ok = begun < PIECES;
     if
-    :: begun < PIECES ->
+    :: ok && over -> ok = false
+    :: ok && !over ->
         atomic {
             ok = begun < PIECES;
             begun++
@@ -62,9 +70,9 @@ inline help() {
             if
             :: sends[k] ->
                 mine = 0;
-                begin(ok);
+                begin(ok, NO_HELP);
                 do
-                :: ok -> copy_piece(k, mine); mine++; finished++; begin(ok)
+                :: ok -> copy_piece(k, mine); mine++; finished++; begin(ok, NO_HELP)
                 :: else -> break
                 od
             :: else
@@ -152,22 +160,31 @@ active proctype Receiver() {
             fi;
             if
             :: shared ->
-                begin(ok);
+                begin(ok, failed);
                 do
-                :: ok -> copy_piece(message, PIECES - 1 - mine); mine++; finished++; begin(ok)
+                :: ok -> copy_piece(message, PIECES - 1 - mine); mine++; finished++; begin(ok, failed)
                 :: else -> break
                 od;
-#ifndef BREAK_DONE
-                finished >= PIECES;
+                if
+#ifdef BREAK_FAILED_WRITING
+                :: failed
+#else
+                :: failed -> !writing   /* nor will it be any more */
 #endif
+#ifdef BREAK_DONE
+                :: true
+#else
+                :: atomic { !failed && finished >= PIECES -> skip }
+#endif
+                fi;
                 state++
             :: else ->
                 do
-                :: mine < PIECES -> copy_piece(message, mine); mine++
+                :: mine < PIECES && !failed -> copy_piece(message, mine); mine++
                 :: else -> break
                 od
             fi;
-            assert(copied[message] == (1 << PIECES) - 1);
+            assert(failed || copied[message] == (1 << PIECES) - 1);
             receives[message] = false;
             stage[message] = COPIED
         :: else -> receives[message] = false
@@ -175,3 +192,9 @@ active proctype Receiver() {
         message++
     od
 }
+
+#ifdef FAILS
+active proctype Failure() {
+    failed = true
+}
+#endif
