@@ -76,6 +76,7 @@ for_tests() {
     command -v tclsh >/dev/null || need "tclsh" "tcl" "tcl"
     { command -v ip && command -v tc; } >/dev/null || need "ip and tc" "iproute2" "iproute iproute-tc"
     command -v unshare >/dev/null || need "unshare" "util-linux" "util-linux"
+    command -v musl-gcc >/dev/null || need "musl-gcc" "musl-tools" "musl-gcc"
     command -v spin >/dev/null || need "the model checker spin" "spin" ""
     command -v eu-stack >/dev/null || need "eu-stack" "elfutils" "elfutils"
     find_compiler

@@ -104,10 +104,10 @@ def test_missing_test_tools_are_named_and_do_not_stop_the_tests(machine: Path) -
     done = prepare(machine, "tests")
     assert (done.returncode, done.stderr) == (0, "")
     assert (
-        "git, tclsh, ip and tc, unshare, the model checker spin, eu-stack, the compiler's thread sanitizer"
+        "git, tclsh, ip and tc, unshare, musl-gcc, the model checker spin, eu-stack, the compiler's thread sanitizer"
         in done.stdout
     )
-    assert " git tcl iproute2 util-linux spin elfutils g++" in done.stdout
+    assert " git tcl iproute2 util-linux musl-tools spin elfutils g++" in done.stdout
 
 
 @pytest.mark.slow  # makes an environment, with pip
