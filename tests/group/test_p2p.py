@@ -17,7 +17,7 @@ from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
 N = 100_000  # elements that do not fit into the ring of bytes between two ranks
-NINTH = 4_000  # elements of which the ring holds eight arrays and a part of a ninth
+ELEVENTH = 3_000  # elements of which the ring holds ten arrays and a part of an eleventh
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
@@ -334,15 +334,15 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
     def ranks(group: Group) -> None:
         for send in SENDS.values():
             if group.rank == 0:
-                first = [group.isend(np.full(NINTH, 7.0), 1) for _ in range(9)]
+                first = [group.isend(np.full(ELEVENTH, 7.0), 1) for _ in range(11)]
                 with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                     send(group)
             group.barrier()
             if group.rank == 0:
                 second = group.isend(np.full(N, 8.0), 1)
             else:
-                for _ in range(9):
-                    assert (group.recv((NINTH,), 0) == 7).all()
+                for _ in range(11):
+                    assert (group.recv((ELEVENTH,), 0) == 7).all()
                 assert (group.recv((N,), 0) == 8).all()
             if group.rank == 0:
                 rw.wait_all([*first, second])
@@ -354,16 +354,16 @@ def test_a_blocking_send_that_fails_before_it_has_begun_is_never_delivered(backe
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_a_blocking_send_that_fails_after_it_has_begun_sends_what_the_array_held(backend: str) -> None:
     def ranks(group: Group) -> None:
-        x = np.full(NINTH, 7.0)
+        x = np.full(ELEVENTH, 7.0)
         if group.rank == 0:
-            first = [group.isend(x.copy(), 1) for _ in range(8)]
+            first = [group.isend(x.copy(), 1) for _ in range(10)]
             with group.timeout_of(0.05), pytest.raises(rw.CollectiveTimeout):
                 group.send(x, 1)
             x[:] = 9
         group.barrier()
         if group.rank == 1:
-            for _ in range(9):
-                assert (group.recv((NINTH,), 0) == 7).all()
+            for _ in range(11):
+                assert (group.recv((ELEVENTH,), 0) == 7).all()
         else:
             rw.wait_all(first)
         group.barrier()
@@ -388,7 +388,7 @@ def test_a_blocking_send_whose_data_is_still_with_the_sender_is_cancelled_when_i
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
-@pytest.mark.parametrize("elements", [NINTH, N, 20 * N])
+@pytest.mark.parametrize("elements", [ELEVENTH, N, 20 * N])
 def test_a_send_whose_receive_waits_for_it_is_either_cancelled_or_delivered(elements: int, backend: str) -> None:
     def ranks(group: Group) -> None:
         for _ in range(5):

@@ -172,14 +172,13 @@ inline constexpr size_t kMostFailed = 100;
 // Up to here a message whose sender or receiver waits needs no request: 8 B 0.92 to 0.71 us, 4 KiB 1.09 to 0.66,
 // 16 KiB 8.4 to 1.5. At most a piece of the ring.
 inline constexpr uint64_t kShortMessage = 16 * KiB;
-// Up to here the messages of ranks that exchange some pass through the ring, although each is then copied twice: both
-// ranks copy at once, and without system calls.
-inline constexpr uint64_t kExchanged = 64 * KiB;
 // The sender announces pieces of this size, so that from two pieces on both ranks copy at once.
 inline constexpr uint64_t kRingPiece = 32 * KiB;
-// Longer messages stay with their sender, and are copied once, by system calls. The ring copies shorter ones sooner:
-// round trips of 64 KiB 9.2 to 3.6 us, of 128 KiB 15.8 to 5.5.
-inline constexpr uint64_t in_ring(int ranks) { return ring_bytes(ranks) / 2; }
+// Longer messages stay with their sender, and are copied once, by system calls. The ring copies shorter ones sooner,
+// although twice, because both ranks copy at once. Through the ring and once, one way in Python, between far cores:
+// 64 KiB 3.6 and 9.2 us, 128 KiB 5.5 and 15.8. Between near ones, arrays used again: 24 KiB 4.0 and 3.3, 64 KiB 6.6 and
+// 3.9, 128 KiB 10.0 and 5.9; just written: 24 KiB 4.1 and 5.0, 32 KiB 4.8 and 5.1, 128 KiB 10.2 and 9.3.
+inline constexpr uint64_t in_ring(int ranks, bool far) { return far ? ring_bytes(ranks) / 2 : 24 * KiB; }
 // If ranks share cores, a rank of an exchange yields this many times for room in the ring.
 inline constexpr int kYieldsForRoom = 4;
 // If ranks share cores, a rank that waits for a message yields its core this many times before it sleeps; to be woken

@@ -77,10 +77,11 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes) {
 #endif
 }
 
+bool peers_are_far() { return peers_far.load(std::memory_order_relaxed); }
 void set_peers_far(bool far) { peers_far = far; }
 
 void copy_for_peers(void* dst, const void* src, size_t bytes) {
-    if (bytes < tuning::kThroughMemory || !peers_far.load(std::memory_order_relaxed)) plain(dst, src, bytes);
+    if (bytes < tuning::kThroughMemory || !peers_are_far()) plain(dst, src, bytes);
     else non_temporal_copy(dst, src, bytes);
 }
 

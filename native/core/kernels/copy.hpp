@@ -16,6 +16,7 @@ size_t non_temporal_from();
 // stores, so that the other core finds it in memory and need not fetch each line out of this core's cache.
 void copy_for_peers(void* dst, const void* src, size_t bytes);
 // Whether they are: of all groups of this process.
+bool peers_are_far();
 void set_peers_far(bool far);
 
 using Copy = void (*)(void* dst, const void* src, size_t bytes);

@@ -24,12 +24,11 @@ template <class F> void keeping(std::exception_ptr& error, F&& f) {
 
 Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
                            const CallOptions& options, const std::function<void()>& meanwhile) {
+    const uint64_t most = most_in_ring();
     const auto sent_at_once = [&](const Transfer& t) {
-        const auto most = tuning::kExchanged;
         return write_now(t, options, most) || (await_room(t, options, most) && write_now(t, options, most));
     };
-    const bool all_short =
-        std::ranges::all_of(receives, [](const Transfer& t) { return t.bytes() <= tuning::kExchanged; });
+    const bool all_short = std::ranges::all_of(receives, [&](const Transfer& t) { return t.bytes() <= most; });
     std::exception_ptr error;
     Arrival last{};
     size_t sent = 0;
@@ -40,7 +39,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
         try {
             for (const Transfer& t : receives)
                 keeping(error, [&] {
-                    last = receive_now(t, options, tuning::kExchanged);
+                    last = receive_now(t, options, most);
                     if (receives.size() > 1) received.emplace_back(last, t.data);
                 });
         } catch (...) {

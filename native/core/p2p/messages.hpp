@@ -189,6 +189,7 @@ private:
     bool read(int from, bool all);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
+    uint64_t most_in_ring() const;
     bool must_offer(const Request& send, int to) const;
     bool write_offer(Channel& c, const std::shared_ptr<Request>& send, int to);
     bool claim(Message& message);

@@ -2,13 +2,20 @@
 // receiver has no room, and large ones, which are then copied once, not twice. The receiver copies the data from the
 // sender's memory, with the help of a sender that waits, or, where it cannot, requests it through the ring. An offered
 // message is matched like any other one, so that a later message can be received before it.
+#include "kernels/copy.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {
 
+// The longest message that its sender need not offer because of its size; without single copy, that two ranks exchange
+// through their rings.
+uint64_t Messages::most_in_ring() const {
+    return tuning::in_ring(n_, peers_are_far() || !transport_.conditions().single_copy);
+}
+
 bool Messages::must_offer(const Request& r, int to) const {
     if (r.synchronous_) return true;
-    if (r.bytes() > tuning::in_ring(n_) && transport_.conditions().single_copy) return true;
+    if (r.bytes() > most_in_ring() && transport_.conditions().single_copy) return true;
     return r.bytes() > group_.peers[to].unexpected_room();
 }
 
