@@ -305,7 +305,7 @@ class Hosts:
         to = [f"10.0.0.{(firsts[rank] + 1) % setting.hosts + 1}" if rank in firsts else "" for rank in range(setting.n)]
         size = round((STREAM + setting.delay / 50) * setting.payload)  # so long that the delay hardly counts
         workers = next(iter(self.workers.values()))
-        answers = workers.ask(do="stream", to=to, bytes=size, start=self._soon() + 0.2)
+        answers = workers.ask(do="stream", to=to, size=size, start=self._soon() + 0.2)
         rate: float = min(answer["rate"] for answer in answers if answer)
         return rate / setting.payload
 

@@ -51,13 +51,13 @@ class HostServer(rank.RankServer):
             "megabytes": private / 1e6,
         }  # one leads to the benchmark
 
-    def do_stream(self, to: list[str], bytes: int, start: float) -> dict[str, float]:
+    def do_stream(self, to: list[str], size: int, start: float) -> dict[str, float]:
         """Send so many bytes over a TCP connection, while another host sends as many to this one.
 
         to: the address for each rank, or None for a rank that sends nothing. Returns the rate at which they arrived.
         """
         address = to[self.library.rank]
-        return {"rate": stream(address, bytes, start)} if address else {}
+        return {"rate": stream(address, size, start)} if address else {}
 
     def do_scheduled(self, starts: list[float], **point: Any) -> dict[str, list[float]]:
         """Make a call at each of `starts`, in seconds of the monotonic clock, or when the previous one has returned.

@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "rankwise"
 author = "The rankwise developers"
-copyright = "The rankwise developers"
+copyright = "The rankwise developers"  # noqa: A001  # Sphinx's name
 release = version = version_of("rankwise")
 
 extensions = [

@@ -125,8 +125,8 @@ class RankThreads:
         ended, or a few seconds later.
         """
         endings: SimpleQueue[Ending[T]] = SimpleQueue()
-        found: list[Ending[T]] = []
-        collect = partial(_collect, endings, found, self.n)
+        ended: list[Ending[T]] = []
+        collect = partial(_collect, endings, ended, self.n)
         try:
             for rank in range(self.n):
                 self.call(rank, partial(call, rank), endings.put)
@@ -139,7 +139,7 @@ class RankThreads:
             self.fail("it was interrupted")
             self._end(collect)
             raise
-        return found
+        return ended
 
     def _end(self, collect: Callable[[float], bool]) -> None:
         self.interrupt(range(self.n))
@@ -277,21 +277,21 @@ def _raise_in(thread: int, error: type[BaseException]) -> None:
 
 
 def _collect(
-    endings: SimpleQueue[Ending[T]], found: list[Ending[T]], n: int, seconds: float | None, to_error: bool = False
+    endings: SimpleQueue[Ending[T]], ended: list[Ending[T]], n: int, seconds: float | None, to_error: bool = False
 ) -> bool:
-    """Add endings to `found` until there are n, or one is an error, or the time is up; returns whether there are n."""
+    """Add endings to `ended` until there are n, or one is an error, or the time is up; returns whether there are n."""
     end = time.monotonic() + (math.inf if seconds is None else seconds)
-    while len(found) < n:
+    while len(ended) < n:
         left = max(0.0, end - time.monotonic())
         try:
-            found.append(endings.get(timeout=min(left, SLICE)))
+            ended.append(endings.get(timeout=min(left, SLICE)))
         except Empty:
             if left <= SLICE:
                 break
         else:
-            if to_error and found[-1].error is not None:
+            if to_error and ended[-1].error is not None:
                 break
-    return len(found) == n
+    return len(ended) == n
 
 
 @contextmanager

@@ -145,11 +145,11 @@ def opener(*, checks: bool = True, forced: dict[str, str] | None = None) -> Call
     jobs: dict[str, Queues] = defaultdict(Queues)
     lock = threading.Lock()
 
-    def open(job: Job, timeout: float) -> GlooInThreads:
+    def open_communicator(job: Job, timeout: float) -> GlooInThreads:
         with lock:
             queues = jobs[job.id]
         comm = GlooInThreads(queues, job.rank, job.world_size, timeout, checks=checks)
         comm.force(forced or {})
         return comm
 
-    return open
+    return open_communicator

@@ -31,7 +31,7 @@ def opener(
     segments: dict[str, _native.Segment] = {}
     lock = threading.Lock()
 
-    def open(job: Job, timeout: float) -> OpenCommunicator:
+    def open_communicator(job: Job, timeout: float) -> OpenCommunicator:
         with lock:
             segment = segments.setdefault(job.id, _native.Segment.create(len(hosts)))
         everybody = threads.connect(segment, job.rank, timeout)
@@ -40,4 +40,4 @@ def opener(
         flat = everybody if engine is None else engine(job, timeout)
         return hierarchical.assemble(wrap(flat), local, Layout.of(hosts), {})
 
-    return open
+    return open_communicator

@@ -25,7 +25,7 @@ def main(hosts: list[str]) -> int:
     job = find_job(os.environ, Settings.read())
     here = {**locality.locality(), "host of the test": hosts[job.rank]}
     locality.locality = lambda: here
-    comm = hierarchical.open(job, 90.0)
+    comm = hierarchical.open_communicator(job, 90.0)
     assert isinstance(comm, HierarchicalCommunicator)
     assert isinstance(comm._flat, MpiCommunicator)
     with Group(comm, backend="hierarchical") as group:

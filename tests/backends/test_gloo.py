@@ -496,14 +496,14 @@ for backend in (None, "gloo"):
 
 
 def test_several_hosts_need_a_master_address() -> None:
-    from rankwise.backends.gloo.communicator import open
+    from rankwise.backends.gloo.communicator import open_communicator
     from rankwise.contract.job import Job
 
     with pytest.raises(ValueError, match=r"srun started ranks on several hosts.*set MASTER_ADDR"):
-        open(Job(0, 4, 0, 2, "srun", "x"), 1.0)
+        open_communicator(Job(0, 4, 0, 2, "srun", "x"), 1.0)
     text = r"host '.*' cannot resolve the name 'no-such-host\.invalid' \(.*\); set MASTER_ADDR to an address"
     with pytest.raises(BackendUnavailable, match=text):
-        open(Job(1, 2, 0, 1, "srun", "x", master=("no-such-host.invalid", 29500)), 1.0)
+        open_communicator(Job(1, 2, 0, 1, "srun", "x", master=("no-such-host.invalid", 29500)), 1.0)
 
 
 def test_errors_reach_other_ranks_in_full() -> None:

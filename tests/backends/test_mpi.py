@@ -379,14 +379,14 @@ def test_another_launcher_is_named(mpi: Path) -> None:
 
 def test_without_mpi4py() -> None:
     from rankwise import BackendUnavailable
-    from rankwise.backends.mpi.communicator import open
+    from rankwise.backends.mpi.communicator import open_communicator
     from rankwise.contract.job import Job
 
     try:
         import mpi4py  # noqa: F401
     except ImportError:
         with pytest.raises(BackendUnavailable, match=r"mpi4py.*pip install 'rankwise\[mpi\]'"):
-            open(Job(), 1.0)
+            open_communicator(Job(), 1.0)
     else:
-        with open(Job(), 1.0) as comm:
+        with open_communicator(Job(), 1.0) as comm:
             comm.barrier()

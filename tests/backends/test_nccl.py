@@ -46,7 +46,7 @@ def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: l
     worlds: dict[str, World] = {}
     lock = threading.Lock()
 
-    def open(job: Job, timeout: float) -> NcclCommunicator:
+    def open_communicator(job: Job, timeout: float) -> NcclCommunicator:
         with lock:
             world = worlds.setdefault(job.id, World(n))
         record: list[Any] = [] if calls is None else calls
@@ -55,7 +55,7 @@ def doubled(n: int, *, everywhere: bool, calls: list[Any] | None = None, made: l
             made.append(found)
         return nccl.connect(found, threads.connect(world.side, job.rank, timeout), job.rank)
 
-    return open
+    return open_communicator
 
 
 def all_reduce_of(x: np.ndarray[Any, np.dtype[np.float64]]) -> Call:
@@ -375,4 +375,4 @@ def test_without_a_gpu_the_error_names_the_cause() -> None:
         pytest.skip("there is a GPU here")
     assert re.search(r"backend 'nccl' is not available here: no (module|GPU|CUDA|libnccl).*; ", why)
     with pytest.raises(BackendUnavailable):
-        nccl.open(Job(), 1.0)
+        nccl.open_communicator(Job(), 1.0)

@@ -44,7 +44,7 @@ def test_an_outside_package_offers_a_backend(tmp_path: Path) -> None:
         "from rankwise.backends.native import solo\n"
         "def connect(job, timeout):\n"
         "    print('theirs', job.world_size, timeout)\n"
-        "    return solo.open(job, timeout)\n"
+        "    return solo.open_communicator(job, timeout)\n"
     )
     metadata = tmp_path / "theirs-1.0.dist-info"
     metadata.mkdir()

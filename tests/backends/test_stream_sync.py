@@ -132,7 +132,7 @@ def alone() -> Communicator:
     from rankwise.backends.native import solo
     from rankwise.contract.job import Job
 
-    return solo.open(Job(), 5.0)
+    return solo.open_communicator(Job(), 5.0)
 
 
 def test_an_event_never_recorded_is_not_waited_for(alone: Communicator) -> None:

@@ -42,7 +42,7 @@ def on_ranks(n: int, body: Callable[[Group], T], backend: str) -> list[T]:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            with Group(shm.open(job, 30.0), backend="shm") as own:
+            with Group(shm.open_communicator(job, 30.0), backend="shm") as own:
                 return body(own)
 
     return run_ranks(anew, n, backend="shm")

@@ -187,7 +187,7 @@ def test_a_backend_without_such_memory() -> None:
     from rankwise.backends.native import solo
 
     def open_plain(job: Job, timeout: float) -> Any:
-        comm = solo.open(job, timeout)
+        comm = solo.open_communicator(job, timeout)
         comm.allocate = lambda nbytes: None  # type: ignore[method-assign,assignment,return-value]
         return comm
 

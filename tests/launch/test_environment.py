@@ -76,7 +76,7 @@ def test_a_rank_of_one_of_several_launchers() -> None:
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
     assert (job.master, job.segment_fd, job.one_host) == (("host-a", 4711), 7, False)
     with pytest.raises(UnsupportedError, match="the launcher started 2 of the 6 ranks on this host"):
-        shm.open(job, 1.0)
+        shm.open_communicator(job, 1.0)
 
 
 def test_a_process_that_replaces_a_lost_one() -> None:

@@ -25,9 +25,9 @@ def source(x: Any, name: str = "x") -> Buffer:
     Raises TypeError unless `x` is an array, a buffer or a number of a supported dtype. Its memory may be on a device;
     the caller checks whether the communicator can access it.
     """
-    found = describe(x)
-    if found is not None and found[4]:
-        return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
+    described = describe(x)
+    if described is not None and described[4]:
+        return Buffer(described[0], described[1], DTYPES[described[2]], described[3], x, NUMPY, x)
     return _made(x, name, write=False)
 
 
@@ -36,9 +36,9 @@ def target(x: Any, name: str = "x") -> Buffer:
 
     Raises the errors of `source`, and ValueError if `x` is read-only.
     """
-    found = describe(x)
-    if found is not None and found[4] and found[5]:
-        return Buffer(found[0], found[1], DTYPES[found[2]], found[3], x, NUMPY, x)
+    described = describe(x)
+    if described is not None and described[4] and described[5]:
+        return Buffer(described[0], described[1], DTYPES[described[2]], described[3], x, NUMPY, x)
     return _made(x, name, write=True)
 
 
@@ -128,8 +128,8 @@ def shape_argument(x: Any, name: str, dtype: DType, or_else: str = "") -> Shape:
 
 def dtype_argument(dtype: Any) -> tuple[DType, Kind]:
     """The DType of a dtype argument, and the kind of array that it implies: torch's for a torch dtype, else NumPy's."""
-    found = torch.dtype_argument(dtype)
-    return (dtypes.parse(dtype), NUMPY) if found is None else (found, torch.TORCH)
+    parsed = torch.dtype_argument(dtype)
+    return (dtypes.parse(dtype), NUMPY) if parsed is None else (parsed, torch.TORCH)
 
 
 def scratch(shape: Shape, dtype: DType) -> Buffer:

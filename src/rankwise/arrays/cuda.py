@@ -70,22 +70,24 @@ def buffer_of(x: Any, name: str, write: bool) -> Buffer:
     Raises TypeError if its dtype is not supported, if it is masked, or if it is not contiguous; ValueError if it must
     be written but is read-only.
     """
-    found = x.__cuda_array_interface__
-    kind, shape = type(x).__name__, tuple(found["shape"])
-    dtype = _dtype(x, found["typestr"])
+    interface = x.__cuda_array_interface__
+    kind, shape = type(x).__name__, tuple(interface["shape"])
+    dtype = _dtype(x, interface["typestr"])
     if dtype is None:
-        raise TypeError(f"{name}: arrays of type {found['typestr']} in device memory are not supported; got a {kind}")
-    if found.get("mask") is not None:
+        raise TypeError(
+            f"{name}: arrays of type {interface['typestr']} in device memory are not supported; got a {kind}"
+        )
+    if interface.get("mask") is not None:
         raise TypeError(f"{name}: expected a plain array, got a masked one; pass its data and its mask separately")
-    strides = found.get("strides")
+    strides = interface.get("strides")
     if strides is not None and prod(shape) and tuple(strides) != _contiguous(shape, dtype.itemsize):
         raise TypeError(
             f"{name}: expected contiguous device memory, got a {kind} with strides {tuple(strides)}; pass a copy"
         )
-    ptr, read_only = found["data"]
+    ptr, read_only = interface["data"]
     if write and read_only:
         raise ValueError(f"{name}: expected a writable array, got a read-only one ({kind})")
-    device = Device("CUDA memory", found.get("stream") or LEGACY_STREAM)
+    device = Device("CUDA memory", interface.get("stream") or LEGACY_STREAM)
     return Buffer(ptr, prod(shape), dtype, shape, x, CudaKind(x), x, device=device)
 
 

@@ -27,8 +27,8 @@ def from_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 def to_numpy(dtype: DType) -> np.dtype[Any]:
     """The NumPy dtype of a DType. Raises ImportError if bfloat16 or an 8-bit float lacks the package ml_dtypes."""
-    found = _TO_NUMPY.get(dtype)
-    return _ml_dtype(DTYPE_NAMES[dtype]) if found is None else found
+    numpy_dtype = _TO_NUMPY.get(dtype)
+    return _ml_dtype(DTYPE_NAMES[dtype]) if numpy_dtype is None else numpy_dtype
 
 
 @cache
@@ -51,12 +51,12 @@ def parse(given: object) -> DType:
     if isinstance(given, str) and given in _ML_DTYPES:
         return _ML_DTYPES[given]
     try:
-        found = from_numpy(np.dtype(given))  # type: ignore[call-overload]
+        parsed = from_numpy(np.dtype(given))  # type: ignore[call-overload]
     except TypeError:
-        found = None
-    if found is None:
+        parsed = None
+    if parsed is None:
         raise TypeError(f"dtype={given!r}: expected {EXPECTED}")
-    return found
+    return parsed
 
 
 EXPECTED = "bool, an integer, float or complex type of at most 64 bits a part, bfloat16, float8_e4m3fn or float8_e5m2"

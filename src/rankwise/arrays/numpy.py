@@ -68,9 +68,9 @@ def plain(
     view: np.ndarray[Any, Any] | None = None,
 ) -> Buffer:
     """A Buffer over plain memory: a contiguous, aligned array of native byte order and a checked dtype."""
-    found = describe(array)
-    assert found is not None
-    return Buffer(found[0], found[1], DTYPES[found[2]], found[3], array, kind, given, restore, view)
+    described = describe(array)
+    assert described is not None
+    return Buffer(described[0], described[1], DTYPES[described[2]], described[3], array, kind, given, restore, view)
 
 
 def room_for(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -63,20 +63,20 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
         return pair[1]
     name = op.lower() if isinstance(op, str) else _foreign(op)
     if isinstance(op, ReduceOp):
-        found: ReduceOp | None = op
+        resolved: ReduceOp | None = op
     elif name is not None:
-        found = NAMES.get(name)
+        resolved = NAMES.get(name)
     else:
         expected = "a name such as 'sum' or a ReduceOp"
         if is_composed(op):
             raise TypeError(f"op={op!r}: expected {expected}; this operation takes no other")
         raise TypeError(f"op={op!r}: expected {expected}, got {type(op).__name__}")
-    if found is None:
+    if resolved is None:
         assert name is not None
         if isinstance(op, str) and name in LOCATING:
             raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
         raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
-    why = found.refused_for(dtype)
+    why = resolved.refused_for(dtype)
     if why is not None:
-        raise TypeError(f"op={found.name.lower()!r} on {DTYPE_NAMES[dtype]}: {why}")
-    return found
+        raise TypeError(f"op={resolved.name.lower()!r} on {DTYPE_NAMES[dtype]}: {why}")
+    return resolved

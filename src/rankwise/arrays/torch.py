@@ -184,7 +184,7 @@ def dtype_argument(dtype: Any) -> DType | None:
 
 def dtype_of(given: torch.dtype) -> DType:
     """The DType of a torch dtype. Raises TypeError if there is none."""
-    found = dtypes().get(given)
-    if found is None:
+    dtype = dtypes().get(given)
+    if dtype is None:
         raise TypeError(f"dtype={given}: expected {EXPECTED}")
-    return found
+    return dtype

@@ -1,6 +1,6 @@
 """Backends by name. Each is loaded when it is first requested.
 
-A backend is a function `open(job: Job, timeout: float) -> Communicator`: it meets the other ranks of
+A backend is a function `open_communicator(job: Job, timeout: float) -> Communicator`: it meets the other ranks of
 the job and returns this rank's communicator of all ranks. Another package offers one through an entry
 point in the group "rankwise.backends", with the backend's name and the value "module:function".
 """
@@ -39,9 +39,9 @@ def names() -> list[str]:
 
 
 def built_in(name: str) -> Callable[..., Any]:
-    """The `open` of a backend of this package, which may take more arguments, and returns an OpenCommunicator."""
-    found: Callable[..., Any] = import_module(BUILT_IN[name]).open
-    return found
+    """What opens a backend of this package: it may take more arguments, and returns an OpenCommunicator."""
+    open_communicator: Callable[..., Any] = import_module(BUILT_IN[name]).open_communicator
+    return open_communicator
 
 
 def opener(name: str, given: str = "backend") -> Opener:

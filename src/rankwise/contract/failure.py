@@ -65,8 +65,8 @@ class Failure:
 
     def found_in(self, operation: str, sequence: int = -1) -> Failure:
         """The same failure, found in this operation, with the message that the fields make."""
-        found = replace(self, operation=operation, sequence=sequence)
-        return replace(found, message=text(found))
+        located = replace(self, operation=operation, sequence=sequence)
+        return replace(located, message=text(located))
 
     def to_json(self) -> str:
         """The fields that are known."""
@@ -97,9 +97,9 @@ def failure_behind(error: BaseException | None) -> Failure | None:
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        found = getattr(error, "failure", None)
-        if isinstance(found, Failure) and found.kind != ERROR:
-            return found
+        failure = getattr(error, "failure", None)
+        if isinstance(failure, Failure) and failure.kind != ERROR:
+            return failure
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
@@ -139,14 +139,14 @@ def differences(calls: Mapping[int, str]) -> dict[int, str]:
     if not texts:
         return {}
     usual = _arguments(max(texts, key=texts.count))  # the first of several
-    found = {}
+    different = {}
     for rank, call in calls.items():
-        mine = _arguments(call)
-        if mine["operation"] != usual["operation"]:
-            found[rank] = "operation"
-        elif differing := [name for name in usual | mine if mine.get(name) != usual.get(name)]:
-            found[rank] = ", ".join(differing)
-    return found
+        own = _arguments(call)
+        if own["operation"] != usual["operation"]:
+            different[rank] = "operation"
+        elif differing := [name for name in usual | own if own.get(name) != usual.get(name)]:
+            different[rank] = ", ".join(differing)
+    return different
 
 
 def _arguments(call: str) -> dict[str, str]:

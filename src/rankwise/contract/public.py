@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     P = TypeVar("P")
 
 
-def public(thing: P) -> P:
+def public(definition: P) -> P:
     """A class or function whose name tracebacks, `repr` and pickles give as the user imports it: `rankwise.NAME`."""
-    thing.__module__ = "rankwise"
-    return thing
+    definition.__module__ = "rankwise"
+    return definition

@@ -71,12 +71,12 @@ class Work(ABC, Generic[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Block until the operation has ended, as `wait` does, and return its error, or None if it is complete."""
-        found = _raised_by(self.wait, timeout)
-        if found is None:
+        error = _raised_by(self.wait, timeout)
+        if error is None:
             return None
         if not self.done():
-            raise found
-        return _error_of(self, found)
+            raise error
+        return _error_of(self, error)
 
     def add_done_callback(self: W, function: Callable[[W], object]) -> None:
         """Call function(work) once the operation has ended, in whatever way; at once if it has already.
@@ -177,8 +177,8 @@ class OuterWork(Work[T]):
 
     @property
     def source(self) -> int:
-        found: int = self._inner[0].source  # type: ignore[attr-defined]  # see Communicator.recv
-        return found if self._ranks is None else self._ranks[found]
+        rank: int = self._inner[0].source  # type: ignore[attr-defined]  # see Communicator.recv
+        return rank if self._ranks is None else self._ranks[rank]
 
     @property
     def tag(self) -> int:
@@ -239,11 +239,11 @@ def _in_a_thread(function: Callable[[], None]) -> None:
     threading.Thread(target=function, name="rankwise await", daemon=True).start()
 
 
-def _error_of(work: Work[Any], found: BaseException) -> BaseException | None:
-    """The error of a Work that has ended. found: that, or the timeout or interrupt that ended a wait."""
+def _error_of(work: Work[Any], raised: BaseException) -> BaseException | None:
+    """The error of a Work that has ended. raised: that, or the timeout or interrupt that ended a wait."""
     again = _raised_by(work.wait)
-    for error in (found, again):
-        if again is not found and not isinstance(error, Exception | None):
+    for error in (raised, again):
+        if again is not raised and not isinstance(error, Exception | None):
             raise error  # an interrupt
     return again
 

@@ -60,10 +60,10 @@ class CommitMemory:
         slots = [first, first + _round_up(end, _PAGE)]
         self._objects = slots[1] + _round_up(end, _PAGE)
         self._longest = [0] * SLOTS  # the longest objects that this process has written to each slot
-        found = self._found()
-        if found is not None and found != description:
-            raise ValueError(f"the memory holds the commits of other arrays: {found.decode()}")
-        if found is None:
+        mapped = self._existing()
+        if mapped is not None and mapped != description:
+            raise ValueError(f"the memory holds the commits of other arrays: {mapped.decode()}")
+        if mapped is None:
             take_pages(self._fd, self._objects, available_memory(), _USER)
         self._memory = mmap.mmap(self._fd, self._objects, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         whole = np.frombuffer(self._memory, np.uint8)
@@ -75,12 +75,12 @@ class CommitMemory:
             for slot in slots
         ]
         """For each slot its arrays, as bytes."""
-        if found is None:
+        if mapped is None:
             whole[_PAGE : _PAGE + len(description)] = np.frombuffer(description, np.uint8)
             header[1] = len(description)
             header[0] = _MAGIC
 
-    def _found(self) -> bytes | None:
+    def _existing(self) -> bytes | None:
         """The description of the slots that the file has, or None if it has none."""
         header = os.pread(self._fd, 16, 0)
         if len(header) < 16:

@@ -153,9 +153,9 @@ class State:
             pickle.HIGHEST_PROTOCOL,
         )
         slot = memory.begin()
-        for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
+        for buffer, copy in zip(buffers, memory.arrays[slot], strict=True):
             buffer.pack()
-            np.copyto(kept, bytes_of(buffer))
+            np.copyto(copy, bytes_of(buffer))
         memory.end(slot, number, objects)
         self.step = number
 
@@ -166,12 +166,12 @@ class State:
         # What may raise comes first, so that nothing is restored by halves.
         objects, buffers = pickle.loads(memory.objects(slot)), self._buffers()
         for name in list(objects):
-            one: Any = self.objects.get(name)
-            if _has_state(one):
-                one.load_state_dict(objects[name])
-                objects[name] = one
-        for buffer, kept in zip(buffers, memory.arrays[slot], strict=True):
-            np.copyto(bytes_of(buffer), kept)
+            state: Any = self.objects.get(name)
+            if _has_state(state):
+                state.load_state_dict(objects[name])
+                objects[name] = state
+        for buffer, copy in zip(buffers, memory.arrays[slot], strict=True):
+            np.copyto(bytes_of(buffer), copy)
             buffer.finish()
         self.objects.clear()
         self.objects.update(objects)
@@ -195,9 +195,11 @@ class State:
             buffer = target(array, f"arrays[{name!r}]")
             if buffer.given is None:
                 raise TypeError(f"arrays[{name!r}]: expected an array that can be written in place, got {array!r}")
-            found = [DTYPE_NAMES[buffer.dtype], *buffer.shape]
-            if (before := self._layout.setdefault(name, found)) != found:
-                raise ValueError(f"arrays[{name!r}]: expected {_text(before)}, as at the beginning, got {_text(found)}")
+            description = [DTYPE_NAMES[buffer.dtype], *buffer.shape]
+            if (before := self._layout.setdefault(name, description)) != description:
+                raise ValueError(
+                    f"arrays[{name!r}]: expected {_text(before)}, as at the beginning, got {_text(description)}"
+                )
             buffers.append(buffer.kind.staged(buffer))
         return buffers
 

@@ -129,11 +129,11 @@ class GroupBase:
 
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
-        found: IntArray = self._shortcuts.all_gather_result(values, None)
-        if found is NotImplemented:
-            found = np.empty((self.world_size, *values.shape), np.int64)
-            self._collectives.all_gather(address(values), address(found), values.size, DType.I64)
-        return found
+        gathered: IntArray = self._shortcuts.all_gather_result(values, None)
+        if gathered is NotImplemented:
+            gathered = np.empty((self.world_size, *values.shape), np.int64)
+            self._collectives.all_gather(address(values), address(gathered), values.size, DType.I64)
+        return gathered
 
     def _exchange_ints(self, values: IntArray) -> IntArray:
         """Send one int64 to each rank: values[j] goes to rank j. Returns the ints received, by rank."""

@@ -114,8 +114,8 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.all_reduce_array(x, op):
                 return x
-            if not async_op and (found := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
-                return found
+            if not async_op and (number := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
+                return number
         elif not async_op and x is not None and self._shortcuts.all_reduce_array(out, op, x):
             return out
         buffer = in_place(x, out)
@@ -152,8 +152,8 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.broadcast_array(x, src):
                 return x
-            if not async_op and (found := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
-                return found
+            if not async_op and (number := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
+                return number
         elif not async_op and (x is not None or src != self.rank) and self._shortcuts.broadcast_array(out, src, x):
             return out
         src = self._rank(src, "src")
@@ -202,15 +202,15 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.reduce_array(x, dst, op):
                 return x if dst == self.rank else None
-            if not async_op and (found := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
-                return found
+            if not async_op and (number := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
+                return number
         dst = self._rank(dst, "dst")
-        here = dst == self.rank
+        is_dst = dst == self.rank
         if not (out is None or async_op or x is None):
-            to, given = (out, x) if here else (x, None)
+            to, given = (out, x) if is_dst else (x, None)
             if self._shortcuts.reduce_array(to, dst, op, given):
-                return out if here else None
-        buffer = in_place(x, out) if here else source(x)
+                return out if is_dst else None
+        buffer = in_place(x, out) if is_dst else source(x)
         if ops.is_composed(op):
             buffer = self._staged(buffer)
             return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, dst), buffer, async_op)
@@ -241,8 +241,8 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_gather_result(self, x, dst, out)):
             return work
-        if not async_op and (found := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
-            return found
+        if not async_op and (gathered := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
+            return gathered
         dst = self._rank(dst, "dst")
         given = source(x)
         shape = buffers.gathered_shape(self.world_size, given)
@@ -269,8 +269,8 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_gather_result(self, x, out)):
             return work
-        if not async_op and (found := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
-            return found
+        if not async_op and (gathered := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
+            return gathered
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
         call = Call(ALL_GATHER, given.ptr, result.ptr, given.count, given.dtype)
@@ -302,9 +302,9 @@ class Collectives(GroupBase):
             True
         """
         if not async_op:
-            found = self._shortcuts.scatter_result(x, src, out, array_for_part, self._scatter_described)
-            if found is not NotImplemented:
-                return found
+            own_part = self._shortcuts.scatter_result(x, src, out, array_for_part, self._scatter_described)
+            if own_part is not NotImplemented:
+                return own_part
         return self._scatter_any(x, src, out, async_op)
 
     def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
@@ -395,8 +395,8 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_reduce_scatter_result(self, x, op, out)):
             return work
-        if not async_op and (found := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
-            return found
+        if not async_op and (own_part := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
+            return own_part
         given = check_axis_0(source(x))
         if ops.is_composed(op):
             rows = divided(given.shape[0], self.world_size)
@@ -437,8 +437,8 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_to_all_result(self, x, out)):
             return work
-        if not async_op and (found := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
-            return found
+        if not async_op and (exchanged := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
+            return exchanged
         given = check_axis_0(source(x))
         world = self.world_size
         own = self._part(given.shape)

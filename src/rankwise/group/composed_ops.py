@@ -133,8 +133,8 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> C
                 value = row if rank == 0 else function(value, row)
                 at = rank + exclusive
                 if at < len(rows):
-                    found = _checked(value, given, function)  # keeps its memory alive until it is copied
-                    ctypes.memmove(whole.ptr + at * given.nbytes, found.ptr, given.nbytes)
+                    buffer = _checked(value, given, function)  # keeps its memory alive until it is copied
+                    ctypes.memmove(whole.ptr + at * given.nbytes, buffer.ptr, given.nbytes)
 
         result = scratch(given.shape, given.dtype)
         with group._whole:
@@ -184,9 +184,9 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
         copy(values, buffer)
         with group._whole:
             group._collectives.all_reduce(values.ptr, values.count, values.dtype, op)
-            mine, best = _comparable(buffer.array), _comparable(values.array)
+            own, best = _comparable(buffer.array), _comparable(values.array)
             ranks.array[...] = group.world_size
-            ranks.array[(mine == best) | ((mine != mine) & (best != best))] = group.rank
+            ranks.array[(own == best) | ((own != own) & (best != best))] = group.rank
             how = ALL_REDUCE if dst is None else REDUCE
             group._collectives.run(Call(how, ranks.ptr, ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst))
         if dst not in (None, group.rank):

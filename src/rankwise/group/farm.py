@@ -188,10 +188,10 @@ class _Farm:
 
     def _rest(self) -> Iterator[int]:
         """Take tasks until none is left, and yield the number of each when it is done."""
-        words, mine = self._words, _LATEST + self._team.rank
+        words, own_word = self._words, _LATEST + self._team.rank
         assert words is not None
         while (at := words.add(_NEXT, 1)) < len(self._tasks):
-            words.add(mine, 1 + at - words.add(mine, 0))
+            words.add(own_word, 1 + at - words.add(own_word, 0))
             number, block = self._tasks[at]
             try:
                 value = self._fn(self._codec.read(block, self._dst))

@@ -420,8 +420,8 @@ class Group(
         rank = self._rank(rank, "rank")
         if other.related is not self.related:
             raise ValueError(f"other: expected a group made from the same world as {self.name!r}, got {other!r}")
-        found = self.ranks[rank]
-        return other.ranks.index(found) if found in other.ranks else None
+        translated = self.ranks[rank]
+        return other.ranks.index(translated) if translated in other.ranks else None
 
     def empty(self, shape: int | Sequence[int], dtype: Any = float) -> Any:
         """A new zeroed array in registered memory.

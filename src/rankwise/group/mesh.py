@@ -184,8 +184,8 @@ class Mesh(Closeable):
         line, before, after, along = self._lines[self._name(axis)]
         if dimension is not None:
             along = dimension
-        plain = not async_op and type(width) is int and type(along) is int
-        if plain and line._shortcuts.exchange_halo_array(x, before, after, width, along):
+        simple = not async_op and type(width) is int and type(along) is int
+        if simple and line._shortcuts.exchange_halo_array(x, before, after, width, along):
             return x
         return _exchange_halo(line, before, after, x, width, along, async_op)
 
@@ -230,14 +230,14 @@ class Mesh(Closeable):
 
     def _neighbours(self, axis: str, by: int) -> tuple[int | None, int | None]:
         """The coordinates of the ranks `by` places before and after this one along an axis; None beyond an edge."""
-        size, here = self.axes[axis], self.coordinates[axis]
+        size, coordinate = self.axes[axis], self.coordinates[axis]
 
         def at(place: int) -> int | None:
             if axis in self.periodic:
                 return place % size
             return place if 0 <= place < size else None
 
-        return at(here - by), at(here + by)
+        return at(coordinate - by), at(coordinate + by)
 
     def close(self) -> None:
         """Close the groups of the axes. May be repeated."""

@@ -90,9 +90,9 @@ class Messages(GroupBase):
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
         if dtype is None:
-            found = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy, codec.read, codec.constructor)
-            if found is not NotImplemented:
-                data, sender, label_, code = found
+            message = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy, codec.read, codec.constructor)
+            if message is not NotImplemented:
+                data, sender, label_, code = message
                 if code is not None:
                     data = array_over(data, dtypes.to_numpy(dtypes.DTYPES[code]))
                 return Received(data, sender, label_)
@@ -112,16 +112,16 @@ class Messages(GroupBase):
                 )
             if receive.is_object:
                 return Received(codec.read(receive.memory(), receive.source), receive.source, receive.tag)
-            found = DType(receive.dtype)
+            dtype = DType(receive.dtype)
             if kind is NUMPY:
                 try:
-                    dtypes.to_numpy(found)
+                    dtypes.to_numpy(dtype)
                 except ImportError:
                     receive.give_back()
                     raise
             memory = np.frombuffer(receive.memory(), np.uint8)
-            shape = (memory.size // found.itemsize,)
-            return Received(kind.over(memory, shape, found), receive.source, receive.tag)
+            shape = (memory.size // dtype.itemsize,)
+            return Received(kind.over(memory, shape, dtype), receive.source, receive.tag)
 
         return wait_or_cancel(ArrayWork(receive, finish, self.pending, self), timeout)
 
@@ -229,10 +229,10 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
-        found = self._shortcuts.recv_object_plain(named(src), tag, timeout, codec.read, codec.constructor)
-        if found is NotImplemented:
+        message = self._shortcuts.recv_object_plain(named(src), tag, timeout, codec.read, codec.constructor)
+        if message is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
-        return found
+        return message
 
     def irecv_object(self, src: int | None = ANY, tag: int = 0, *, allow_pickle: bool | None = None) -> ArrayWork[Any]:
         """Start to receive an object.

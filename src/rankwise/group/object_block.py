@@ -149,8 +149,8 @@ class Codec:
 
     def read(self, block: Any, rank: int) -> Any:
         """The object of a block that `rank` sent. See decode."""
-        if type(block) is bytes and (found := load_allowed(block, self.constructor)) is not NotImplemented:
-            return found  # short blocks come as bytes, and this loads them fastest
+        if type(block) is bytes and (obj := load_allowed(block, self.constructor)) is not NotImplemented:
+            return obj  # short blocks come as bytes, and this loads them fastest
         return decode(*_from_block(block, rank), self.trusted, rank)
 
 

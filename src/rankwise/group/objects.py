@@ -59,20 +59,20 @@ class ObjectCollectives(GroupBase):
         """
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.broadcast_object_plain) is not None:
-            found = quick(obj, src, codec, codec.constructor, self._broadcast_rest)
-            if found is not NotImplemented:
-                return found
+            received = quick(obj, src, codec, codec.constructor, self._broadcast_rest)
+            if received is not NotImplemented:
+                return received
         src = self._rank(src, "src")
 
         def body() -> Any:
-            mine = codec.encode(obj) if src == self.rank else None
-            found = self._broadcast_rest(src, codec, partial(_first_broadcast, self._collectives, mine, src), mine)
-            return obj if src == self.rank else found
+            parts = codec.encode(obj) if src == self.rank else None
+            received = self._broadcast_rest(src, codec, partial(_first_broadcast, self._collectives, parts, src), parts)
+            return obj if src == self.rank else received
 
         size = length_of(codec.encode(obj)) if async_op and src == self.rank else 0
         return self._run(body, None, async_op, size)
 
-    def _broadcast_rest(self, src: int, codec: Codec, first: First, mine: Parts | None) -> Any:
+    def _broadcast_rest(self, src: int, codec: Codec, first: First, parts: Parts | None) -> Any:
         """The second step, which is needed if the object is longer than a block. Returns the object, but not on src.
 
         first: makes the first step, or, here and below, has made it; returns what that has brought.
@@ -80,9 +80,9 @@ class ObjectCollectives(GroupBase):
         with self._whole:
             block = first()
             if isinstance(block, int):
-                size, block = block, np.empty(block, np.uint8) if mine is None else assemble(mine)
+                size, block = block, np.empty(block, np.uint8) if parts is None else assemble(parts)
                 self._collectives.broadcast(address(block), size, DType.U8, src)
-        return codec.read(block, src) if mine is None else None
+        return codec.read(block, src) if parts is None else None
 
     def gather_object(self, obj: Any, dst: int = 0, *, allow_pickle: bool | None = None, async_op: bool = False) -> Any:
         """Collect every rank's `obj` on rank `dst`, as a list by rank; returns None elsewhere.
@@ -112,9 +112,9 @@ class ObjectCollectives(GroupBase):
     def _gather(self, obj: Any, dst: int | None, codec: Codec, async_op: bool) -> Any:
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
         if not async_op and (quick := self._shortcuts.gather_object_plain) is not None:
-            found = quick(obj, dst, codec, codec.constructor, self._gather_rest)
-            if found is not NotImplemented:
-                return found
+            gathered = quick(obj, dst, codec, codec.constructor, self._gather_rest)
+            if gathered is not NotImplemented:
+                return gathered
         if dst is not None:
             dst = self._rank(dst, "dst")
 
@@ -127,38 +127,38 @@ class ObjectCollectives(GroupBase):
 
         return self._run(body, None, async_op, length_of(codec.encode(obj)) if async_op else 0)
 
-    def _gather_rest(self, dst: int | None, codec: Codec, first: First, mine: Parts) -> list[Any] | None:
+    def _gather_rest(self, dst: int | None, codec: Codec, first: First, parts: Parts) -> list[Any] | None:
         """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
-        here = dst is None or dst == self.rank
+        receives = dst is None or dst == self.rank
         with self._whole:
-            found = first() or []
-            if int in map(type, found):
-                counts = _long(found)
-                block = assemble(mine) if counts[self.rank] else np.empty(0, np.uint8)
-                memory = np.empty(sum(counts) if here else 0, np.uint8)
-                operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if here else 0
+            blocks = first() or []
+            if int in map(type, blocks):
+                counts = _long(blocks)
+                block = assemble(parts) if counts[self.rank] else np.empty(0, np.uint8)
+                memory = np.empty(sum(counts) if receives else 0, np.uint8)
+                operation, at = ALL_GATHER_V if dst is None else GATHER_V, address(memory) if receives else 0
                 self._collectives.run(Call(operation, address(block), at, 0, DType.U8, None, dst, counts))
                 del block
-                if here:
-                    _put_long(found, memory, counts)
-        return self._read_all(codec, found) if here else None
+                if receives:
+                    _put_long(blocks, memory, counts)
+        return self._read_all(codec, blocks) if receives else None
 
-    def _read_all(self, codec: Codec, found: list[Any]) -> list[Any]:
-        return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(found)]
+    def _read_all(self, codec: Codec, blocks: list[Any]) -> list[Any]:
+        return [(TRUSTING if rank == self.rank else codec).read(block, rank) for rank, block in enumerate(blocks)]
 
     def _exchange_rest(self, codec: Codec, first: First, sent: Sequence[Parts]) -> list[Any]:
         """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
         with self._whole:
-            found = first()
-            if int in map(type, found):
-                receives, own = _long(found), sent if isinstance(found[self.rank], int) else []
+            blocks = first()
+            if int in map(type, blocks):
+                receives, own = _long(blocks), sent if isinstance(blocks[self.rank], int) else []
                 sends = [aligned(length_of(parts)) for parts in own] or [0] * self.world_size
                 block, memory = assemble(*own), np.empty(sum(receives), np.uint8)
                 at = address(block), address(memory)
                 self._collectives.run(Call(ALL_TO_ALL_V, *at, 0, DType.U8, send_counts=sends, recv_counts=receives))
                 del block
-                _put_long(found, memory, receives)
-        return self._read_all(codec, found)
+                _put_long(blocks, memory, receives)
+        return self._read_all(codec, blocks)
 
     def scatter_object(
         self,
@@ -180,9 +180,9 @@ class ObjectCollectives(GroupBase):
         """
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.scatter_object_plain) is not None:
-            found = quick(objs, src, codec, codec.constructor, self._scatter_rest)
-            if found is not NotImplemented:
-                return found
+            received = quick(objs, src, codec, codec.constructor, self._scatter_rest)
+            if received is not NotImplemented:
+                return received
         src = self._rank(src, "src")
         given: list[Any] = []
         if src == self.rank:
@@ -203,8 +203,8 @@ class ObjectCollectives(GroupBase):
         with self._whole:
             block = first()
             if isinstance(block, int):
-                mine = [length_of(each) for each in blocks] or [0] * self.world_size
-                lengths = self._broadcast_ints(np.array(mine), src).tolist()
+                block_lengths = [length_of(each) for each in blocks] or [0] * self.world_size
+                lengths = self._broadcast_ints(np.array(block_lengths), src).tolist()
                 counts = [aligned(length) for length in lengths]
                 sent, memory = assemble(*blocks), np.empty(counts[self.rank], np.uint8)
                 self._collectives.scatter_v(address(sent), address(memory), counts, DType.U8, src)
@@ -246,16 +246,16 @@ def _first_broadcast(comm: Collectives, parts: Parts | None, src: int) -> bytes 
 
 def _first_all_gather(comm: Collectives, parts: Parts, world_size: int) -> list[bytes | int]:
     """What each rank's block holds."""
-    mine, everybody = _blocks([parts]), np.empty(_BLOCK * world_size, np.uint8)
-    comm.all_gather(address(mine), address(everybody), _BLOCK, DType.U8)
+    own, everybody = _blocks([parts]), np.empty(_BLOCK * world_size, np.uint8)
+    comm.all_gather(address(own), address(everybody), _BLOCK, DType.U8)
     return _contents(everybody)
 
 
 def _first_scatter(comm: Collectives, objects: Sequence[Parts], src: int) -> bytes | int:
     """objects: one for each rank, on src; none elsewhere."""
-    blocks, mine = _blocks(objects), np.empty(_BLOCK, np.uint8)
-    comm.scatter(address(blocks), address(mine), _BLOCK, DType.U8, src)
-    return _contents(mine)[0]
+    blocks, own = _blocks(objects), np.empty(_BLOCK, np.uint8)
+    comm.scatter(address(blocks), address(own), _BLOCK, DType.U8, src)
+    return _contents(own)[0]
 
 
 def _first_exchange(comm: Collectives, objects: Sequence[Parts]) -> list[bytes | int]:
@@ -287,14 +287,14 @@ _QUICK = 16 << 10
 """An object that takes at most so many bytes is decoded from bytes, which is the quickest (see Codec.read)."""
 
 
-def _long(found: Sequence[bytes | int]) -> list[int]:
+def _long(blocks: Sequence[bytes | int]) -> list[int]:
     """The bytes that each rank's long object takes; 0 for what has come already."""
-    return [aligned(each) if isinstance(each, int) else 0 for each in found]
+    return [aligned(each) if isinstance(each, int) else 0 for each in blocks]
 
 
-def _put_long(found: list[Any], memory: Any, counts: Sequence[int]) -> None:
-    """Replace the lengths in `found` by the objects in `memory`, where each takes counts[rank] bytes."""
+def _put_long(blocks: list[Any], memory: Any, counts: Sequence[int]) -> None:
+    """Replace the lengths in `blocks` by the objects in `memory`, where each takes counts[rank] bytes."""
     for rank, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
         if count:
-            block = memory[end - count : end - count + found[rank]]
-            found[rank] = block.tobytes() if count <= _QUICK else block
+            block = memory[end - count : end - count + blocks[rank]]
+            blocks[rank] = block.tobytes() if count <= _QUICK else block

@@ -164,9 +164,9 @@ class PointToPoint(GroupBase):
             True
         """
         if not async_op and not self._kept and recv_tag is None:
-            found = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
-            if found is not NotImplemented:
-                return found
+            received = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
+            if received is not NotImplemented:
+                return received
         given, to, number = self._outgoing(x, dst, tag)
         if out is not None:
             into = buffers.writable(out)

@@ -46,10 +46,10 @@ def take_apart(value: Any) -> tuple[str, Parts]:
 
 def make(name: str, *parts: Any) -> Any:
     """Make the value that was taken apart into these parts."""
-    plain = _TYPES.get(name)
-    if plain is None or len(parts) != len(plain.types) or not all(map(isinstance, parts, plain.types)):
+    made = _TYPES.get(name)
+    if made is None or len(parts) != len(made.types) or not all(map(isinstance, parts, made.types)):
         raise ValueError(f"a {name} cannot be made of ({', '.join(type(part).__name__ for part in parts)})")
-    return plain.make(*parts)
+    return made.make(*parts)
 
 
 def refuse(what: str) -> NoReturn:

@@ -93,9 +93,9 @@ class ReceiveQueue(Receives):
     def _find(self, src: int, tag: int) -> Message | None:
         if self.kept:
             with self._lock:
-                kept = self._first_kept(src, tag)
-            if kept is not None:
-                return kept[1].message
+                unclaimed = self._first_kept(src, tag)
+            if unclaimed is not None:
+                return unclaimed[1].message
         return self.comm.probe(src, tag)
 
     def poll(self, look: Callable[[], T], src: int, tag: int, end: float) -> T:
@@ -104,13 +104,13 @@ class ReceiveQueue(Receives):
         Raises what `recv` raises if no message from `src` with `tag` can arrive any more.
         """
         start = time.monotonic()
-        while not (found := look()) and (now := time.monotonic()) < end:
+        while not (message := look()) and (now := time.monotonic()) < end:
             pause = min(max((now - start) / 2, PAUSE), LONGEST_PAUSE)
             if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self._find(src, tag) is None:
                 # The communicator's own receive raises the error and informs the other ranks. It can match no message.
                 wait_or_cancel(self.comm.recv(0, 0, DType.U8, src, tag), end - now)
             self.comm.await_arrival(pause)
-        return found
+        return message
 
     def _is_out_of_reach(self, src: int) -> bool:
         left = self.comm.left()
@@ -141,10 +141,10 @@ class ReceiveQueue(Receives):
 
     def _begin(self, receive: QueuedReceive) -> None:
         try:
-            kept = self._first_kept(receive.source, receive.tag)
-            if kept is not None:
-                self.kept.remove(kept)
-                receive.number, receive.taken = kept
+            unclaimed = self._first_kept(receive.source, receive.tag)
+            if unclaimed is not None:
+                self.kept.remove(unclaimed)
+                receive.number, receive.taken = unclaimed
             else:
                 receive.taken = self.comm.take(receive.source, receive.tag)
                 receive.number = next(self._numbers)
@@ -156,7 +156,7 @@ class ReceiveQueue(Receives):
         self.kept.sort(key=itemgetter(0))
 
     def _first_kept(self, src: int, tag: int) -> tuple[int, Taken] | None:
-        return next((kept for kept in self.kept if matches(kept[1], src, tag)), None)
+        return next((unclaimed for unclaimed in self.kept if matches(unclaimed[1], src, tag)), None)
 
 
 class QueuedReceive(Arrival):

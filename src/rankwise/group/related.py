@@ -46,11 +46,11 @@ _all: WeakValueDictionary[int, References] = WeakValueDictionary()
 
 def take(references: int, number: int) -> Any:
     """The object of a Reference, which can be taken once."""
-    found = _all.get(references)
-    if found is None:
+    table = _all.get(references)
+    if table is None:
         why = "in another process or by ranks whose groups no longer exist"
         raise ValueError(f"the object was sent by reference, {why}")
-    return found.take(number)
+    return table.take(number)
 
 
 class Abortable(Protocol):

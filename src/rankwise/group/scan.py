@@ -52,8 +52,8 @@ class Scans(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_scan_result(self, x, op, out)):
             return work
-        if not async_op and (found := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
-            return found
+        if not async_op and (prefix := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
+            return prefix
         return self._scan(x, op, out, async_op, exclusive=False)
 
     @overload
@@ -79,15 +79,15 @@ class Scans(GroupBase):
             True
         """
         if self.rank == 0:  # it has the neutral element to write
-            found = NotImplemented if async_op or op != "sum" else self._shortcuts.exscan_result(x, op, out)
-            if found is not NotImplemented:
-                found[...] = 0
-                return found
+            prefix = NotImplemented if async_op or op != "sum" else self._shortcuts.exscan_result(x, op, out)
+            if prefix is not NotImplemented:
+                prefix[...] = 0
+                return prefix
         elif async_op:
             if work := self._shortcuts.start_exscan_result(self, x, op, out):
                 return work
-        elif (found := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
-            return found
+        elif (prefix := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+            return prefix
         return self._scan(x, op, out, async_op, exclusive=True)
 
     def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
@@ -98,10 +98,10 @@ class Scans(GroupBase):
             scan = composed_ops.function_scan(self, given, op, exclusive)
 
             def fold() -> Any:
-                found = scan()
-                if found is None:
+                prefix = scan()
+                if prefix is None:
                     return None
-                composed_ops.copy(result, found)
+                composed_ops.copy(result, prefix)
                 return result.finish()
 
             return self._run(fold, given, async_op)

@@ -216,11 +216,11 @@ class _Hosts:
         self.parts: list[Communicator] = []
         if self.number == 1:
             return
-        here = self.of[group.rank]
-        local = group.comm.split(here, group.rank)
+        host = self.of[group.rank]
+        local = group.comm.split(host, group.rank)
         assert local is not None
-        self.local = ObjectCollectives(local, f"{group.name}, host {here}")
-        first = group.rank == self.of.index(here)
+        self.local = ObjectCollectives(local, f"{group.name}, host {host}")
+        first = group.rank == self.of.index(host)
         between = group.comm.split(0 if first else -1, group.rank)
         self.between = None if between is None else complete(between)
         self.parts = [part for part in (local, between) if part is not None]
@@ -328,9 +328,11 @@ class Sharing(GroupBase):
         wanted, kind = dtype_argument(dtype)
         lengths = shape_argument(shape, "shape", wanted)
         asked = self._objects.all_gather_object((lengths, int(wanted)))
-        for rank, (theirs, code) in enumerate(asked):
-            if (theirs, code) != asked[0]:
-                first, other = (f"shape {s}, dtype {DTYPE_NAMES[DTYPES[c]]}" for s, c in (asked[0], (theirs, code)))
+        for rank, (other_shape, code) in enumerate(asked):
+            if (other_shape, code) != asked[0]:
+                first, other = (
+                    f"shape {s}, dtype {DTYPE_NAMES[DTYPES[c]]}" for s, c in (asked[0], (other_shape, code))
+                )
                 raise MismatchError(f"shared_zeros: rank 0 asks for {first}, rank {rank} for {other}")
         size = prod(lengths) * wanted.itemsize
         return kind.over(self._zeros(size, "shared_zeros"), lengths, wanted)

@@ -56,8 +56,8 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_gather_rows(self, x, out)):
             return work
-        if not async_op and (found := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
-            return found
+        if not async_op and (gathered := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
+            return gathered
         given = check_axis_0(source(x))
         if out is not None:
             buffers.check_rows(out, given)
@@ -83,8 +83,8 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_gather_rows(self, x, dst, out)):
             return work
-        if not async_op and (found := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
-            return found
+        if not async_op and (gathered := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
+            return gathered
         dst = self._rank(dst, "dst")
         given = check_axis_0(source(x))
         if out is not None and dst == self.rank:
@@ -146,9 +146,9 @@ class VectorCollectives(GroupBase):
             return work
         if (
             not async_op
-            and (found := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented
+            and (own_rows := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented
         ):
-            return found
+            return own_rows
         return self._scatter_rows(x, counts, src, out, async_op)
 
     def _scatter_rows(self, x: Any, counts: Counts | None, src: int, out: Any, async_op: bool) -> Any:
@@ -227,8 +227,8 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_reduce_scatter_rows(self, x, counts, op, out)):
             return work
-        if not async_op and (found := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
-            return found
+        if not async_op and (own_rows := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
+            return own_rows
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if ops.is_composed(op):
@@ -271,8 +271,8 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_to_all_rows(self, x, counts, out)):
             return work
-        if not async_op and (found := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
-            return found
+        if not async_op and (exchanged := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
+            return exchanged
         return self._all_to_all_rows(x, counts, out, async_op)
 
     def _all_to_all_rows(self, x: Any, counts: Counts, out: Any, async_op: bool) -> Any:

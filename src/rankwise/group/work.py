@@ -214,8 +214,8 @@ class ArrayWork(Work[T]):
     def _of_message(self, name: str, wanted: int | None) -> int | None:
         if self._finish is not None or self.error is not None:
             return None
-        found: int | None = getattr(self._inner, name) if wanted == ANY else wanted
-        return found
+        value: int | None = getattr(self._inner, name) if wanted == ANY else wanted
+        return value
 
     def wait(self, timeout: float | None = None) -> T:
         if timeout is not None:

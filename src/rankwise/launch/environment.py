@@ -33,7 +33,7 @@ def find_job(environ: Environment, settings: Settings, starter: Callable[[str], 
         if other is not None and (other.rank, other.world_size) != (job.rank, job.world_size):
             raise ValueError(
                 f"the environment names two jobs, rank {job.rank} of {job.world_size} and rank {other.rank} of "
-                f"{other.world_size} ({other.launcher}); unset the variables of one: {_found(environ)}"
+                f"{other.world_size} ({other.launcher}); unset the variables of one: {_variables_set(environ)}"
             )
         return job
     return _by_launcher(environ, settings, starter) or _alone(environ)
@@ -68,7 +68,7 @@ def _alone(environ: Environment) -> Job:
             missing = [name for name in needed if not environ.get(name)]
             raise ValueError(
                 f"{announced[0]}={environ[announced[0]]} announces several ranks, but without "
-                f"{' and '.join(missing)} this process cannot meet the others; found: {_found(environ)}. "
+                f"{' and '.join(missing)} this process cannot meet the others; found: {_variables_set(environ)}. "
                 f"Set what is missing, or unset {announced[0]} to run one rank alone"
             )
     return Job()
@@ -89,7 +89,7 @@ def _by_launcher(environ: Environment, settings: Settings, starter: Callable[[st
     return None
 
 
-def _found(environ: Environment) -> str:
+def _variables_set(environ: Environment) -> str:
     """The rank variables that are set, as NAME=value."""
     return ", ".join(f"{name}={environ[name]}" for name in _NAMES if name in environ)
 
@@ -126,7 +126,7 @@ def _torchrun(environ: Environment, settings: Settings) -> Job:
         local_rank="LOCAL_RANK",
         local_world_size="LOCAL_WORLD_SIZE",
         node="GROUP_RANK",
-        id=" ".join(environ.get(part, "") for part in parts),
+        identity=" ".join(environ.get(part, "") for part in parts),
     )
     return replace(job, master_serves=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
@@ -140,7 +140,7 @@ def _open_mpi(environ: Environment, settings: Settings) -> Job:
         world_size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-        id=environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""),
+        identity=environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""),
     )
 
 
@@ -154,7 +154,7 @@ def _mpich(environ: Environment, settings: Settings, starter: Callable[[str], st
         world_size="PMI_SIZE",
         local_rank="MPI_LOCALRANKID",
         local_world_size="MPI_LOCALNRANKS",
-        id=starter("PMI_RANK"),
+        identity=starter("PMI_RANK"),
     )
 
 
@@ -175,7 +175,7 @@ def _slurm(environ: Environment, settings: Settings) -> Job:
         local_rank="SLURM_LOCALID",
         local_world_size="",
         node="SLURM_NODEID",
-        id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
+        identity=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
     )
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
     if nodes is None:
@@ -204,7 +204,7 @@ def _job(
     world_size: str,
     local_rank: str,
     local_world_size: str,
-    id: str,
+    identity: str,
     node: str = "",
 ) -> Job:
     """A Job from the variables with these names. The variables for the local rank and the node may be absent."""
@@ -213,7 +213,7 @@ def _job(
         if number is None:
             raise ValueError(
                 f"environment variable {name} is not set, and this process runs under {launcher}; "
-                f"found: {_found(environ)}"
+                f"found: {_variables_set(environ)}"
             )
     return _checked(
         Job(
@@ -222,7 +222,7 @@ def _job(
             integer(environ, local_rank),
             integer(environ, local_world_size),
             launcher,
-            f"{launcher} {id}",
+            f"{launcher} {identity}",
             settings.secret,
             master=_master(environ),
             node=integer(environ, node),

@@ -29,7 +29,7 @@ def difference(segment_fd: int, first: int) -> str:
         for rank, call in sorted(calls.items()):
             ranks.setdefault((call.sequence, call.name, call.root), []).append(rank)
         if len(ranks) > 1 and group not in reported:
-            ends = [f"{ranks_in_words(those)} after {_in_words(calls[those[0]])}" for those in ranks.values()]
+            ends = [f"{ranks_in_words(members)} after {_in_words(calls[members[0]])}" for members in ranks.values()]
             where = f" of group {calls[min(calls)].group_name}" if group else ""
             return f"the ranks{where} ended after different calls: {', '.join(ends)}"
     return ""

@@ -62,26 +62,26 @@ class Hello:
         """
         try:
             given = json.loads(value)
-            theirs, node, host = given["version"], given["node"], given["host"]
+            version, node, host = given["version"], given["node"], given["host"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return ""
-        if theirs == self.version or not isinstance(theirs, str) or not isinstance(host, str) or key != str(node):
+        if version == self.version or not isinstance(version, str) or not isinstance(host, str) or key != str(node):
             return ""
-        here = f"node 0 ({self.host}) runs rankwise {self.version}"
-        return f"node {node} ({host}) runs rankwise {theirs}, {here}: expected the same version on all nodes"
+        this_node = f"node 0 ({self.host}) runs rankwise {self.version}"
+        return f"node {node} ({host}) runs rankwise {version}, {this_node}: expected the same version on all nodes"
 
     def misfit(self, other: Hello, first: Hello | None) -> str:
         """Why `other` cannot join this node 0; "" if it can. first: who has come with the same number."""
         who = f"node {other.node} ({other.host})"
         if other.nodes != self.nodes:
-            here = f"node 0 ({self.host}) with --nnodes {self.nodes}"
-            return f"{who} was started with --nnodes {other.nodes}, {here}: expected the same number on all nodes"
+            this_node = f"node 0 ({self.host}) with --nnodes {self.nodes}"
+            return f"{who} was started with --nnodes {other.nodes}, {this_node}: expected the same number on all nodes"
         if other.min_ranks != self.min_ranks:
-            theirs, ours = (
+            others, own = (
                 "without --keep-going" if least is None else f"with --min-ranks {least}"
                 for least in (other.min_ranks, self.min_ranks)
             )
-            return f"{who} was started {theirs}, node 0 ({self.host}) {ours}: expected the same on all nodes"
+            return f"{who} was started {others}, node 0 ({self.host}) {own}: expected the same on all nodes"
         if other.node >= self.nodes:
             return f"--node-rank {other.node} on {other.host}: expected 0 to {self.nodes - 1}, because of --nnodes"
         if first is not None:
@@ -201,8 +201,8 @@ def _nodes(
 def _listener(address: Address) -> socket.socket:
     family, where = _resolved(address)
     if where[0] in ("127.0.1.1", "::1") and address[0] not in (where[0], "localhost"):
-        here = f"{address[0]} is {where[0]} on this host, which other hosts cannot reach"
-        raise OSError(f"--rendezvous {address[0]}:{address[1]}: {here}; expected an address that they can reach")
+        bound = f"{address[0]} is {where[0]} on this host, which other hosts cannot reach"
+        raise OSError(f"--rendezvous {address[0]}:{address[1]}: {bound}; expected an address that they can reach")
     listener = kept_alive(_bound(family, where))
     listener.listen(socket.SOMAXCONN)
     return listener

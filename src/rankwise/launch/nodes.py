@@ -47,11 +47,11 @@ class ClockOffset:
         self.offset = 0
         self.within = -1  # no sample yet
 
-    def add(self, asked: int, theirs: int, answered: int) -> None:
-        """asked, answered: times on this node's clock; theirs: the time on the other node's clock in between."""
+    def add(self, asked: int, other_clock: int, answered: int) -> None:
+        """asked, answered: times on this node's clock; other_clock: the time on the other node's clock in between."""
         within = (answered - asked + 1) // 2
         if self.within < 0 or within < self.within:
-            self.offset, self.within = theirs - (asked + answered) // 2, within
+            self.offset, self.within = other_clock - (asked + answered) // 2, within
 
 
 LONGEST_REASON = 2000  # characters
@@ -259,8 +259,8 @@ class Nodes(Closeable):
         if self.node == 0:
             connection.send(clock=[*times, now])
         else:
-            asked, theirs = times
-            self._offset.add(asked, theirs, now)
+            asked, other_clock = times
+            self._offset.add(asked, other_clock, now)
             self._answers += 1
 
     def _end(self, signum: int, node: int) -> None:

@@ -196,7 +196,7 @@ class OutputMultiplexer:
         equal: dict[bytes, list[OutputStream]] = {}
         for stream in sorted(chosen, key=lambda stream: stream.since):
             equal.setdefault(_but_for_its_rank(stream), []).append(stream)
-        for key, streams in sorted(equal.items(), key=lambda item: any(one.rank == last for one in item[1])):
+        for key, streams in sorted(equal.items(), key=lambda item: any(line.rank == last for line in item[1])):
             ranks = {stream.rank for stream in streams}
             # A rank that shows the same again has a reason. The traceback of the rank to blame must be the last one.
             latest = next(reversed(self._shown), None)

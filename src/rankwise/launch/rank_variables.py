@@ -15,7 +15,7 @@ def of_rank(
     rank: int, world_size: int, local_rank: int, local_size: int, master: Address, node: int | None, nodes: int
 ) -> dict[str, str]:
     """master: where torch's rank 0 listens. node: this host's number if the job has several, which are `nodes`."""
-    found = {
+    variables = {
         "RANKWISE_RANK": rank,
         "RANKWISE_WORLD_SIZE": world_size,
         "RANK": rank,  # this and what follows is read by torch.distributed ("env://")
@@ -26,14 +26,14 @@ def of_rank(
         "MASTER_PORT": master[1],
     }
     if node is not None:
-        found |= {
+        variables |= {
             "RANKWISE_LOCAL_RANK": local_rank,
             "RANKWISE_LOCAL_WORLD_SIZE": local_size,
             "GROUP_RANK": node,  # torchrun's name
             "NODE_RANK": node,
             "GROUP_WORLD_SIZE": nodes,
         }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def of_tuning() -> dict[str, str]:

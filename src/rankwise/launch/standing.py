@@ -38,11 +38,11 @@ _NOTHING = 0.5  # seconds, of which the threads that watch and report use a part
 def standings(segment_fd: int) -> list[Standing]:
     """The ranks of the segment that have joined."""
     view = SegmentView(segment_fd)
-    found = []
+    ranks = []
     for index in range(view.world_size):
         state = view.state(index)
         if state.joined and not state.exited:
-            found.append(
+            ranks.append(
                 Standing(
                     index,
                     state.operations,
@@ -52,7 +52,7 @@ def standings(segment_fd: int) -> list[Standing]:
                     _computed(state.pid),
                 )
             )
-    return found
+    return ranks
 
 
 def _computed(pid: int) -> float:

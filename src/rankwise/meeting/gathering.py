@@ -40,7 +40,7 @@ _OTHER_ERRORS = (UnsupportedError, BackendUnavailable, RankwiseError, MemoryErro
 
 def lead(
     store: Store,
-    mine: Mapping[int, bytes],
+    own_values: Mapping[int, bytes],
     size: int,
     end: float,
     late: Late,
@@ -49,22 +49,22 @@ def lead(
 ) -> bytes:
     """In the process of rank 0: wait for the values of all ranks, and give all the answer that `decide` makes of them.
 
-    A rank's value is stored under its number. mine: the values of this process, by rank. end: when `late` is raised, a
+    A rank's value is stored under its number. own_values: this process's, by rank. end: when `late` is raised, a
     time of time.monotonic. If decide, or the store, raises an error that the others can raise too, they do. note:
     called with the missing ranks after a moment.
     """
     try:
-        keys = [str(rank) for rank in range(size) if rank not in mine]
+        keys = [str(rank) for rank in range(size) if rank not in own_values]
         if note is not None:
             try:
                 store.wait(keys, min(end, time.monotonic() + NOTE_AFTER))
             except Missing as missing:
                 note(list(map(int, missing.keys)))
         try:
-            theirs = iter(store.wait(keys, end))
+            values = iter(store.wait(keys, end))
         except Missing as missing:
             raise late(list(map(int, missing.keys)), "") from None
-        answer = decide([mine[rank] if rank in mine else next(theirs) for rank in range(size)])
+        answer = decide([own_values[rank] if rank in own_values else next(values) for rank in range(size)])
     except (*_GROUP_ERRORS, *_OTHER_ERRORS) as error:
         store.set(ANSWER, failed(error))
         raise
@@ -72,15 +72,15 @@ def lead(
     return answer
 
 
-def follow(store: StoreClient | TorchStore, mine: Mapping[int, bytes], end: float) -> bytes:
+def follow(store: StoreClient | TorchStore, own_values: Mapping[int, bytes], end: float) -> bytes:
     """In another process: leave the values of its ranks and wait for the answer, which `opened` opens."""
-    return store.exchange({str(rank): value for rank, value in mine.items()}, ANSWER, end + GRACE)
+    return store.exchange({str(rank): value for rank, value in own_values.items()}, ANSWER, end + GRACE)
 
 
 def join(
     connect: Callable[[float], StoreClient],
     rank: int,
-    mine: bytes,
+    value: bytes,
     end: float,
     late: Late,
     note: Callable[[list[int]], object] | None = None,
@@ -93,7 +93,7 @@ def join(
     while time.monotonic() < end:
         try:
             client = connect(end + GRACE)
-            return client, follow(client, {rank: mine}, end)
+            return client, follow(client, {rank: value}, end)
         except OSError as error:
             reason = error.strerror or str(error)
         if note is not None and time.monotonic() > noted:
@@ -128,9 +128,9 @@ def opened(sent: bytes) -> bytes:
     return answer
 
 
-def other_version(rank: object, theirs: object, own: str) -> MismatchError:
-    """The error of a rank that runs another release than rank 0. theirs: its version, if it is known."""
-    release = f"rankwise {theirs}" if isinstance(theirs, str) and theirs else "another version of rankwise"
+def other_version(rank: object, version: object, own: str) -> MismatchError:
+    """The error of a rank that runs another release than rank 0. version: that rank's, if it is known."""
+    release = f"rankwise {version}" if isinstance(version, str) and version else "another version of rankwise"
     why = f"init: rank {rank} runs {release}, and rank 0 runs rankwise {own}"
     return MismatchError(f"{why}: expected the same version on all ranks")
 

@@ -77,9 +77,9 @@ class StoreServer(Store):
 
     def detach(self) -> dict[str, Connection]:
         """The connections of the clients, by the keys that these have set. The store serves them no longer."""
-        found = {key: connection for connection, keys in self._clients.items() for key in keys}
+        waiting = {key: connection for connection, keys in self._clients.items() for key in keys}
         self._clients = {connection: keys for connection, keys in self._clients.items() if not keys}
-        return found
+        return waiting
 
     def close(self) -> None:
         for connection in (*self._strangers, *self._clients):
@@ -153,9 +153,9 @@ class StoreClient:
         Raises ConnectionError, and closes the socket, if the server does not prove that it knows the secret.
         """
         self.connection, self._fds = Connection(connected), fds
-        theirs, mine = self._read(NONCE, deadline), os.urandom(NONCE)
-        self.connection.write(mine + _proof(secret, b"client", theirs + mine))
-        if not hmac.compare_digest(self._read(PROOF, deadline), _proof(secret, b"server", theirs + mine)):
+        nonce, own_nonce = self._read(NONCE, deadline), os.urandom(NONCE)
+        self.connection.write(own_nonce + _proof(secret, b"client", nonce + own_nonce))
+        if not hmac.compare_digest(self._read(PROOF, deadline), _proof(secret, b"server", nonce + own_nonce)):
             raise self._ended("what listens there belongs to another job")
 
     def exchange(self, values: Mapping[str, bytes], key: str, deadline: float) -> bytes:

@@ -90,11 +90,11 @@ class RunningJob:
         """
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            found = request_stacks(fd)
+            of_pid = request_stacks(fd)
         finally:
             os.close(fd)
         first = self._first()
-        stacks = {first + index: _harmless(text) for index, text in found.items()}
+        stacks = {first + index: _harmless(text) for index, text in of_pid.items()}
         for node in self.others:
             stacks |= node.stacks()
         return stacks
@@ -162,10 +162,10 @@ def _cpus(pid: int | None) -> str:
 
 def running_jobs() -> list[RunningJob]:
     """The jobs whose segments this user may open, the oldest first."""
-    found: dict[int, RunningJob] = {}
+    by_inode: dict[int, RunningJob] = {}
     for pid in proc.pids():
-        _add_segments(pid, found)
-    jobs = list(found.values())
+        _add_segments(pid, by_inode)
+    jobs = list(by_inode.values())
     named: dict[object, RunningJob] = {}
     for job in sorted((job for job in jobs if not _is_part(job, jobs)), key=lambda job: job.view.started):
         if (first := named.setdefault(job.name, job)) is not job:
@@ -236,19 +236,19 @@ def _stat(pid: int) -> list[str]:
         return ["X", "0"]
 
 
-def _add_segments(pid: int, found: dict[int, RunningJob]) -> None:
-    """Add the segments that a process holds open to `found`, by inode."""
+def _add_segments(pid: int, jobs: dict[int, RunningJob]) -> None:
+    """Add the segments that a process holds open to `jobs`, by inode."""
     for path in _descriptors(pid):
         try:
             inode = os.stat(path).st_ino
-            if inode not in found:
+            if inode not in jobs:
                 # A pipe that another user calls like a segment must not keep this process waiting.
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
-                    found[inode] = RunningJob(SegmentView(fd), path)
+                    jobs[inode] = RunningJob(SegmentView(fd), path)
                 finally:
                     os.close(fd)
-            found[inode].holders[_inner_pid(pid)] = pid
+            jobs[inode].holders[_inner_pid(pid)] = pid
         except (OSError, ValueError):  # the process has ended, or the segment belongs to another version of rankwise
             continue
 

@@ -83,13 +83,13 @@ class measure:
 
     def _done_so_far(self) -> dict[str, OperationTotals]:
         second = seconds_per_tick()
-        found = []
+        counts = []
         for name, *now in totals():
             before = self._before.get(name, [0, 0, 0, 0])
             count, ticks, waited, nbytes = (a - b for a, b in zip(now, before, strict=True))
             if count or ticks or nbytes:
-                found.append((name, OperationTotals(count, ticks * second, waited * second, nbytes)))
-        return dict(sorted(found, key=lambda item: -item[1].seconds))
+                counts.append((name, OperationTotals(count, ticks * second, waited * second, nbytes)))
+        return dict(sorted(counts, key=lambda item: -item[1].seconds))
 
     @property
     def elapsed(self) -> float:

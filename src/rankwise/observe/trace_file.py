@@ -208,10 +208,10 @@ def rank_trace(view: SegmentView, rank: int, ended: str | None, spans: bytes) ->
 
 
 def _spans(lines: bytes) -> list[Span]:
-    found: list[Span] = []
+    spans: list[Span] = []
     for line in lines.splitlines():
         try:
-            found.append(Span(*json.loads(line)))
+            spans.append(Span(*json.loads(line)))
         except (ValueError, TypeError):  # the incomplete last line of a rank that died while writing
             continue
-    return found
+    return spans

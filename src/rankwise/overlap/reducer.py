@@ -159,12 +159,12 @@ class GradientReducer:
         seen = [_inspected(param, f"params[{number}]") for number, param in enumerate(params)]
         self.group = group
         self.op: Literal["sum", "mean"] = op
-        self.parameters = [one.parameter for one in seen]
+        self.parameters = [entry.parameter for entry in seen]
         self._bucket_bytes = bucket_bytes
         self._hook = hook
         self._stream = stream
         self._async_op = async_op
-        self._devices = {one.device for one in seen}
+        self._devices = {entry.device for entry in seen}
         if len(self._devices) > 1:
             raise ValueError(f"params: expected all of them on one device, got {sorted(map(str, self._devices))}")
         self._device = next(iter(self._devices), None)
@@ -189,10 +189,10 @@ class GradientReducer:
         if len(set(self.group.all_gather(digest).tolist())) < 2:
             return
         every = self.group.all_gather_object(description)
-        at = next(at for at in range(max(map(len, every))) if len({tuple(one[at : at + 1]) for one in every}) > 1)
+        at = next(at for at in range(max(map(len, every))) if len({tuple(names[at : at + 1]) for names in every}) > 1)
         calls = {
-            rank: f"{len(one) - 3} parameters; number {at} on: {', '.join(one[at : at + 4])}"
-            for rank, one in enumerate(every)
+            rank: f"{len(names) - 3} parameters; number {at} on: {', '.join(names[at : at + 4])}"
+            for rank, names in enumerate(every)
         }
         lines = "".join(f"\n  rank {rank}: {call}" for rank, call in calls.items())
         raise MismatchError(f"GradientReducer: the ranks passed different parameters or options{lines}", calls=calls)
@@ -251,8 +251,8 @@ class GradientReducer:
                 raise ValueError(f"i={i}: this parameter was already marked; wait_and_unpack() ends the step")
             bucket = self._bucket_of[i]
             if seen is not None and seen.address != bucket.addresses[i]:
-                plain = grad.detach() if hasattr(grad, "detach") else grad  # without its autograd history
-                fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], plain)
+                detached = grad.detach() if hasattr(grad, "detach") else grad  # without its autograd history
+                fill = partial(operator.iadd if i in self._kept else _copy, bucket.views[i], detached)
                 if defer_copy and self._on_host() and not self._no_sync:
                     bucket.deferred.append(fill)
                 else:

@@ -91,11 +91,11 @@ class Members(PickledRanks):
             if self._ended:
                 return
             try:
-                number, found = self._control.recv_any(tag=TASKS).data
+                number, message = self._control.recv_any(tag=TASKS).data
             except BaseException as error:  # noqa: BLE001 - whoever waits for a task raises it
                 self.dealer.broke(error)
                 return
-            self.dealer.answered([(number, outcome(*found), False)])
+            self.dealer.answered([(number, outcome(*message), False)])
 
     # ---- on the others ----
 

@@ -73,8 +73,8 @@ class _Connection:
     bell: wakes it when something was sent. It does not sleep on the socket, so that several messages wake it once.
     """
 
-    def __init__(self, ours: int, theirs: int, bell: int, pid: int) -> None:
-        self.ours, self.theirs = socket.socket(fileno=ours), socket.socket(fileno=theirs)
+    def __init__(self, own_end: int, other_end: int, bell: int, pid: int) -> None:
+        self.ours, self.theirs = socket.socket(fileno=own_end), socket.socket(fileno=other_end)
         self.bell, self.pid = bell, pid
 
     def end(self) -> None:
@@ -197,8 +197,8 @@ class Processes(PickledRanks):
     def receive(self, task: Task, timeout: float | None) -> None:
         """Ctrl-C interrupts the task, which then has a moment to end."""
         count, end = 0, math.inf if timeout is None else time.monotonic() + timeout
-        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as mine:
-            while mine and not task.done() and (end == math.inf or time.monotonic() < end):
+        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as pipe:
+            while pipe and not task.done() and (end == math.inf or time.monotonic() < end):
                 self._receive(end)
                 if interrupt.count > count:
                     count = interrupt.count
@@ -213,8 +213,8 @@ class Processes(PickledRanks):
                 os.eventfd_write(self._bell, 1)
 
     def help(self) -> None:
-        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as mine:
-            if mine:
+        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as pipe:
+            if pipe:
                 self._receive(0.0)
         if interrupt.count:
             raise KeyboardInterrupt
@@ -294,15 +294,15 @@ class Processes(PickledRanks):
             self.interrupt(ranks, SIGKILL)
             raise
         while in_hand:
-            part, found = in_hand.popleft()
-            part.settle(found)
+            part, answer = in_hand.popleft()
+            part.settle(answer)
 
     def _call(self, kind: bytes, call: Call) -> list[Outcome]:
         outcomes: list[Outcome] = []
         left = {*range(self.n)}  # the ranks that have not answered yet
         signals = [SIGKILL, SIGINT]  # for those that go on when one has failed, the last first
         number, end = next(self.dealer.numbers), math.inf
-        with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as mine:
+        with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as pipe:
             try:
                 parts = [_Call(left, outcomes, self.dealer.changed) for _ in range(self.n)]
                 for rank in self.dealer.give_all(parts, number):
@@ -314,7 +314,7 @@ class Processes(PickledRanks):
                     failed = any(outcome.error is not None for outcome in outcomes)
                     if failed and end == math.inf and signals and not interrupt.count:
                         end = time.monotonic() + GRACE
-                    if mine:
+                    if pipe:
                         self._receive(end)
                     else:
                         with self.dealer.changed:
@@ -375,11 +375,11 @@ class Processes(PickledRanks):
                     self._bell = -1
 
     def _start_and_serve(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with ours, theirs, open(os.memfd_create("rankwise-pool"), "w+b") as boot:
+        own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with own_end, other_end, open(os.memfd_create("rankwise-pool"), "w+b") as boot:
             pickle.dump([os.path.abspath(entry) for entry in sys.path], boot)
             boot.flush()
-            fds = [boot.fileno(), theirs.fileno()]
+            fds = [boot.fileno(), other_end.fileno()]
             argv = [sys.executable, "-c", _BOOT, *map(str, fds)]
             losses = _Replaced(self.n, self._rank_lost)
             job = LocalJob(
@@ -387,7 +387,7 @@ class Processes(PickledRanks):
             )
             with job:
                 self._job = job
-                job.listen(ours.fileno(), lambda fd: self._connected(ours))
+                job.listen(own_end.fileno(), lambda fd: self._connected(own_end))
                 job.listen(self._for_the_pool.fileno(), lambda fd: self._receive_if_nobody_does())
                 self._started.set()
                 try:
@@ -435,13 +435,13 @@ class Processes(PickledRanks):
         return limit
 
     def _connected(self, meeting: socket.socket) -> None:
-        data, (ours, theirs, bell), _, _ = socket.recv_fds(meeting, 256, 3)
+        data, (own_end, other_end, bell), _, _ = socket.recv_fds(meeting, 256, 3)
         rank, pid, *versions = pickle.loads(data)
         if versions != [version]:
             release = f"rankwise {versions[0]}" if versions else "another version of rankwise"
             why = f"rank {rank} of the pool runs {release}, and this program still runs rankwise {version}"
             raise RankwiseError(f"{why}, which it loaded before; start the program again")
-        connection = self._connections[rank] = _Connection(ours, theirs, bell, pid)
+        connection = self._connections[rank] = _Connection(own_end, other_end, bell, pid)
         if self._leaving:
             connection.end()  # a replacement that was about to start
             return

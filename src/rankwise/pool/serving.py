@@ -144,14 +144,14 @@ def main(meeting_fd: int) -> None:
     assert settings.launcher_pid is not None
     end_with(settings.launcher_pid)
     server = Server(_meet)
-    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+    connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
     bell = os.eventfd(0, os.EFD_CLOEXEC)
     with connection, server.interruptible(connection):
         if not settings.restart:  # a replacement meets the others before their next call on all ranks
             init()
-        with socket.socket(fileno=meeting_fd) as meeting, theirs:
-            ends = [theirs.fileno(), connection.fileno(), bell]
+        with socket.socket(fileno=meeting_fd) as meeting, child_end:
+            ends = [child_end.fileno(), connection.fileno(), bell]
             socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid(), version))], ends)
         while True:
             try:

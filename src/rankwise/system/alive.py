@@ -26,4 +26,4 @@ class Alive(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Over those of now; others may be added meanwhile."""
-        return iter([found for reference in list(self._references) if (found := reference()) is not None])
+        return iter([living for reference in list(self._references) if (living := reference()) is not None])

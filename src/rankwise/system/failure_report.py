@@ -92,16 +92,18 @@ class Reporter:
             return
         error: BaseException | None = getattr(sys, "last_value", None)  # which Python sets, whatever the excepthook
         uncaught = failure_behind(error) or (None if error is None else _own_error(error, self._rank))
-        line = _line(found := [uncaught, self.latest])
+        line = _line(failures := [uncaught, self.latest])
         if len(line) > ROOM:
-            line = _line([one and replace(one, message=one.message[:LONGEST], ranks={}) for one in found])
+            line = _line(
+                [failure and replace(failure, message=failure.message[:LONGEST], ranks={}) for failure in failures]
+            )
         os.pwrite(self._fd, line, self._rank * ROOM)
 
 
 def _line(failures: Iterable[Failure | None]) -> bytes:
     import json
 
-    return json.dumps([one and one.to_json() for one in failures]).encode() + b"\0"
+    return json.dumps([failure and failure.to_json() for failure in failures]).encode() + b"\0"
 
 
 def _own_error(error: BaseException, rank: int) -> Failure:

@@ -46,7 +46,7 @@ def get_cmake_dir() -> str:
 
 def _package() -> str:
     """The folder of what was compiled. An installation in place has the Python files elsewhere."""
-    found = find_spec("rankwise._native")
-    assert found is not None
-    assert found.origin is not None
-    return os.path.dirname(found.origin)
+    spec = find_spec("rankwise._native")
+    assert spec is not None
+    assert spec.origin is not None
+    return os.path.dirname(spec.origin)

@@ -29,15 +29,15 @@ REMEDIES = {
 def locality() -> dict[str, str]:
     """The locality of this process. ValueError if RANKWISE_SOCKET_DIR cannot be trusted."""
     directory = Settings.read().socket_directory()
-    found = {
+    marks = {
         "host": boot_id(),
         "user": str(user()),
         "security label": _security_label(),
     }
     if directory is None:
-        return found | {"network namespace": str(os.stat("/proc/self/ns/net").st_ino)}
+        return marks | {"network namespace": str(os.stat("/proc/self/ns/net").st_ino)}
     info = os.stat(directory)
-    return found | {"socket directory": f"{info.st_dev}:{info.st_ino}"}
+    return marks | {"socket directory": f"{info.st_dev}:{info.st_ino}"}
 
 
 def mark() -> bytes:
@@ -47,9 +47,9 @@ def mark() -> bytes:
     return hashlib.sha256(repr(sorted(locality().items())).encode()).digest()
 
 
-def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """The first part in which two localities differ, a key of REMEDIES; None if they are equal in all these parts."""
-    return next((part for part in REMEDIES if mine.get(part) != theirs.get(part)), None)
+    return next((part for part in REMEDIES if own.get(part) != other.get(part)), None)
 
 
 def user() -> int:

@@ -21,5 +21,5 @@ def own_address(master: str, backend: str) -> str:
         raise BackendUnavailable(backend, what, REMEDY) from error
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)
-        found: str = probe.getsockname()[0]
-    return found
+        address: str = probe.getsockname()[0]
+    return address

@@ -141,8 +141,8 @@ class Settings:
         self.algorithms = named or {}
         self.tuning = environ.get("RANKWISE_TUNING") or None
         self.direct = _switch(environ, "RANKWISE_DIRECT") is not False
-        kept = _read(environ, "RANKWISE_UNEXPECTED_BYTES", _bytes, "a number of bytes of at least 0")
-        self.unexpected_bytes = 64 << 20 if kept is None else kept
+        limit = _read(environ, "RANKWISE_UNEXPECTED_BYTES", _bytes, "a number of bytes of at least 0")
+        self.unexpected_bytes = 64 << 20 if limit is None else limit
         self.registered = _switch(environ, "RANKWISE_REGISTERED") is True
         self.oversubscribed = _switch(environ, "RANKWISE_OVERSUBSCRIBED")
         self.tcl_simulate = _switch(environ, "RANKWISE_TCL_SIMULATE") is True

@@ -30,8 +30,8 @@ def cores(cpus: CpuSet, system: str = SYSTEM) -> list[CpuSet]:
 
 def last_level_caches(cpus: CpuSet, system: str = SYSTEM) -> list[CpuSet]:
     """These CPUs by last-level cache, the cache with the lowest CPU first; an empty list if the kernel does not say."""
-    found = {cpu: _last_level(f"{system}/cpu/cpu{cpu}/cache") for cpu in cpus}
-    return _sharing(cpus, found.__getitem__) if all(found.values()) else []
+    caches = {cpu: _last_level(f"{system}/cpu/cpu{cpu}/cache") for cpu in cpus}
+    return _sharing(cpus, caches.__getitem__) if all(caches.values()) else []
 
 
 def nodes(cpus: CpuSet, system: str = SYSTEM) -> dict[int, CpuSet]:
@@ -43,10 +43,10 @@ def nodes(cpus: CpuSet, system: str = SYSTEM) -> dict[int, CpuSet]:
     except OSError:  # a kernel without NUMA, or a container without /sys
         return {0: cpus}
     numbers = sorted(int(name[4:]) for name in names)
-    found = {number: cpus & _listed(f"{system}/node/node{number}/cpulist") for number in numbers}
+    cpus_of = {number: cpus & _listed(f"{system}/node/node{number}/cpulist") for number in numbers}
     elsewhere = max(numbers, default=-1) + 1
-    found[elsewhere] = cpus.difference(*found.values())
-    return {number: node for number, node in found.items() if node}
+    cpus_of[elsewhere] = cpus.difference(*cpus_of.values())
+    return {number: node for number, node in cpus_of.items() if node}
 
 
 def _sharing(cpus: CpuSet, sharers: Callable[[int], CpuSet]) -> list[CpuSet]:

@@ -49,7 +49,9 @@ class TuningFile:
 
     def values(self) -> list[tuple[str, str, int]]:
         """Every threshold of the file: (cores, threshold, bytes)."""
-        return [(cores, name, size) for cores, one in self.measured.items() for name, size in one.thresholds.items()]
+        return [
+            (cores, name, size) for cores, entry in self.measured.items() for name, size in entry.thresholds.items()
+        ]
 
 
 def cpu_name() -> str:
@@ -98,9 +100,9 @@ def save(path: str, content: TuningFile) -> None:
     import json
 
     document: dict[str, Any] = {"cpu": content.cpu}
-    for cores, one in content.measured.items():
-        sizes = {name: "never" if size == NEVER else size for name, size in one.thresholds.items()}
-        document[cores] = {"ranks": one.ranks, "date": one.date, "thresholds": sizes}
+    for cores, entry in content.measured.items():
+        sizes = {name: "never" if size == NEVER else size for name, size in entry.thresholds.items()}
+        document[cores] = {"ranks": entry.ranks, "date": entry.date, "thresholds": sizes}
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = f"{path}.{os.getpid()}"
@@ -120,11 +122,11 @@ def _parsed(document: object, names: Names) -> TuningFile:
     for cores in names:
         if cores not in entries:
             continue
-        one = _entries(cores, entries[cores], ("ranks", "date", "thresholds"), ())
-        given = _entries(f"{cores}.thresholds", one["thresholds"], (), names[cores])
+        entry = _entries(cores, entries[cores], ("ranks", "date", "thresholds"), ())
+        given = _entries(f"{cores}.thresholds", entry["thresholds"], (), names[cores])
         measured[cores] = Measured(
-            _whole(f"{cores}.ranks", one["ranks"], 1, "a whole number of at least 1"),
-            _text(f"{cores}.date", one["date"]),
+            _whole(f"{cores}.ranks", entry["ranks"], 1, "a whole number of at least 1"),
+            _text(f"{cores}.date", entry["date"]),
             {name: _threshold(f"{cores}.thresholds.{name}", value) for name, value in given.items()},
         )
     return TuningFile(_text("cpu", entries["cpu"]), measured)

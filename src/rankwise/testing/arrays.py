@@ -49,10 +49,10 @@ def body(group: Group, case: Case) -> Array | None:
 def collective(group: Group, case: Case) -> Array | None:
     me, name = group.rank, case.operation
     data = exchange(case, "array", group.world_size)
-    mine, want = data.sent(me), data.received(me)
-    x, exact = CaseArray(mine, case.strided), case.op is None
+    own, want = data.sent(me), data.received(me)
+    x, exact = CaseArray(own, case.strided), case.op is None
     neutral = data.row is EXSCAN and me == 0  # rank 0 receives the op's neutral element
-    out = _out(case, mine if neutral else want)
+    out = _out(case, own if neutral else want)
     # The op as a name in half of the cases, and as a ReduceOp in the others.
     op = case.op.name.lower() if case.op is not None and case.seed % 2 == 0 else case.op
     how = {"async_op": True} if case.seed % 3 == 0 else {}
@@ -64,13 +64,13 @@ def collective(group: Group, case: Case) -> Array | None:
         assert counts == [row[me] for row in data.counts], f"got counts {counts}"
     if "recv" not in data.row.takes:  # it works in place
         assert got is (None if want is None else x.array), f"{name} returned {got!r}"
-        received = x.check(mine if want is None else want, exact)
+        received = x.check(own if want is None else want, exact)
         return None if want is None else received
-    x.check(mine)
+    x.check(own)
     if neutral:  # reducing this rank's input with it changes nothing
         assert not out or got is out["out"], "the result is not the array given as out="
         with np.errstate(over="ignore"):
-            _result(data.fold([got, mine]), {}, mine, exact)
+            _result(data.fold([got, own]), {}, own, exact)
         return np.asarray(got)
     if want is None:
         assert got is None, f"{name} returned {got!r}, expected None"

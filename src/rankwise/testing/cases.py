@@ -112,8 +112,8 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
     small = _rounds(rng, shapes if arrays else counts)
     seeds = iter(range(1 << 31))
 
-    def case(dtype: DType, op: ReduceOp | None, shape: tuple[int, ...], plain: bool = False) -> Case:
-        strided = False if plain else next(layouts)
+    def case(dtype: DType, op: ReduceOp | None, shape: tuple[int, ...], contiguous: bool = False) -> Case:
+        strided = False if contiguous else next(layouts)
         return Case(operation, dtype, shape, op, next(roots), next(outs), strided, next(seeds))
 
     cases = [case(dtype, op, next(small)) for dtype, op in product(dtypes, ops)]
@@ -126,7 +126,7 @@ def select(operation: str, level: str, world_size: int, seed: int = 0) -> list[C
     for dtype in LARGE_DTYPES:
         blocks = world_size if operation in TAKES_OUT else 1
         count = LARGE // dtype.itemsize // blocks + 5
-        cases.append(case(dtype, next(some_ops), (count,), plain=True))
+        cases.append(case(dtype, next(some_ops), (count,), contiguous=True))
     # With few cases and many roots or shapes, continue until each has occurred.
     wanted_roots = range(world_size) if operation in ROOTED else []
     while any(all(c.root != root for c in cases) for root in wanted_roots):

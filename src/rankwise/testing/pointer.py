@@ -46,7 +46,7 @@ def body(comm: Communicator, case: Case) -> Array | None:
 def collective(comm: Communicator, case: Case) -> Array | None:
     n, me = comm.world_size, comm.rank
     data = exchange(case, "pointer", n)
-    row, mine, want = data.row, data.sent(me), data.received(me)
+    row, own, want = data.row, data.sent(me), data.received(me)
     call = Call(row, dtype=case.dtype, op=case.op, root=case.root)
     if "send_counts" in row.takes:
         call = call._replace(send_counts=data.counts[me], recv_counts=[row[me] for row in data.counts])
@@ -54,7 +54,7 @@ def collective(comm: Communicator, case: Case) -> Array | None:
         call = call._replace(counts=data.counts[me])
     else:
         call = call._replace(count=case.shape[0])
-    send = recv = GuardedBuffer("send buffer", mine, case)
+    send = recv = GuardedBuffer("send buffer", own, case)
     if "recv" in row.takes:
         recv = GuardedBuffer("recv buffer", _stale(case, row.receives(call, me, n)), case)
     # Off root, the address of a buffer of its own that only root uses is 0.
@@ -63,7 +63,7 @@ def collective(comm: Communicator, case: Case) -> Array | None:
     getattr(comm, row.name)(*call.arguments)
     comm.sync()
     if want is None or send is not recv:
-        send.check(mine)
+        send.check(own)
     return None if want is None else recv.check(want, exact=case.op is None)
 
 
@@ -71,12 +71,12 @@ def send_recv(comm: Communicator, case: Case) -> Array:
     """Each rank sends to the next one; a single rank sends to itself."""
     n, me = comm.world_size, comm.rank
     data, before = exchange(case, "pointer", n), (me - 1) % n
-    mine = data.sent(me)
-    send, recv = GuardedBuffer("send buffer", mine, case), GuardedBuffer("recv buffer", _stale(case, mine.size), case)
+    own = data.sent(me)
+    send, recv = GuardedBuffer("send buffer", own, case), GuardedBuffer("recv buffer", _stale(case, own.size), case)
     comm.send(send.ptr, send.count, case.dtype, (me + 1) % n, case.seed % 5)
     comm.recv(recv.ptr, recv.count, case.dtype, before, case.seed % 5)
     comm.sync()
-    send.check(mine)
+    send.check(own)
     return recv.check(data.sent(before))
 
 

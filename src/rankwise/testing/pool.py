@@ -42,7 +42,7 @@ class RankPool:
             self._start(rank, n, backend, fd)
 
     def _start(self, rank: int, n: int, backend: str, fd: int) -> None:
-        ours, theirs = socket.socketpair()
+        own_end, child_end = socket.socketpair()
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -52,13 +52,13 @@ class RankPool:
             "RANKWISE_LAUNCHER_PID": str(os.getpid()),
         }
         environment.setdefault("OMP_NUM_THREADS", "1")
-        command = [sys.executable, "-m", "rankwise.testing.pool", str(theirs.fileno()), backend, str(START_TIMEOUT)]
-        with theirs:
+        command = [sys.executable, "-m", "rankwise.testing.pool", str(child_end.fileno()), backend, str(START_TIMEOUT)]
+        with child_end:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), fd)
+                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(child_end.fileno(), fd)
             )
         self._processes.append(process)
-        self._connections.append(Connection(ours.detach()))
+        self._connections.append(Connection(own_end.detach()))
 
     def run(self, fn: Callable[..., T], args: Args, kwargs: Kwargs, timeout: float, grace: float) -> list[Outcome[T]]:
         """Run `fn(group, *args, **kwargs)` on every rank within `timeout` seconds.

@@ -152,8 +152,8 @@ class Report:
                 row = result.case.operation + (f" {op.name.lower()}" if op is not None else "")
                 cells.setdefault(row, {}).setdefault(result.case.dtype, set()).add(result.status)
             lines.append(f"\n{level + ' level':22}" + "".join(f"{d.name.lower():>8}" for d in dtypes))
-            for row, found in cells.items():
-                shown = [next((s.value for s in Status if s in found.get(dtype, ())), "") for dtype in dtypes]
+            for row, outcomes in cells.items():
+                shown = [next((s.value for s in Status if s in outcomes.get(dtype, ())), "") for dtype in dtypes]
                 lines.append(f"{row:22}" + "".join(f"{text:>8}" for text in shown))
         if self.scenarios:
             lines.append("\nscenarios")

@@ -58,12 +58,12 @@ def _own_trace(job: LocalJob) -> Trace:
 
 def _of_others(nodes: Nodes) -> tuple[list[tuple[Clock, Trace]], str]:
     """The traces of the other nodes, and for example " without node 1" if that node's trace is missing, else ""."""
-    found = nodes.collected()
+    collected = nodes.collected()
     others = [
         (Clock(node, nodes.host_of(node), each.offset, each.within), Trace.parse(each.text, f"node {node}'s trace"))
-        for node, each in found.items()
+        for node, each in collected.items()
     ]
-    missing = set(range(1, len(nodes.sizes))) - set(found)
+    missing = set(range(1, len(nodes.sizes))) - set(collected)
     return others, f" without {ranks_in_words(missing, 'node')}" if missing else ""
 
 

@@ -535,13 +535,13 @@ def _signals_passed_to(job: LocalJob) -> Iterator[None]:
 @contextmanager
 def _no_orphans() -> Iterator[None]:
     """Adopt the processes that the ranks start and abandon, daemons too, and kill those left at the end."""
-    ours = _children()
+    known = _children()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while it is ignored, the exit status of a child is lost
     adopt_orphans(True)
     try:
         yield
     finally:
-        while left := _children() - ours:
+        while left := _children() - known:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -553,9 +553,9 @@ def _children() -> set[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # there are no children, as is usual, so /proc need not be searched
         return set()
-    found = set()
+    children = set()
     for pid in proc.pids():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
             if int(proc.stat(pid)[proc.PARENT]) == os.getpid():
-                found.add(pid)
-    return found
+                children.add(pid)
+    return children

@@ -39,9 +39,9 @@ class GroupOperation:
 
     @property
     def name(self) -> str:
-        one = next(iter(self.begun.values()))
+        begun = next(iter(self.begun.values()))
         ranks = ranks_in_words({*self.begun, *self.late})
-        return f"{one.name} #{self.sequence}" + (f" of group {one.group_name} ({ranks})" if self.group else "")
+        return f"{begun.name} #{self.sequence}" + (f" of group {begun.group_name} ({ranks})" if self.group else "")
 
 
 @dataclass
@@ -83,45 +83,45 @@ def group_operations(trace: Trace) -> list[GroupOperation]:
             parts[operation.group, operation.sequence][rank.rank] = operation
             first, last = seen[operation.group].get(rank.rank, (operation.sequence, operation.sequence))
             seen[operation.group][rank.rank] = (min(first, operation.sequence), max(last, operation.sequence))
-    found = []
+    operations = []
     for (group, sequence), begun in parts.items():
         members = seen[group]
         if len(members) < 2 or any(first > sequence for first, _ in members.values()):
             continue
         missing = tuple(rank for rank, (_, last) in members.items() if last < sequence)
         if missing:
-            found.append(GroupOperation(group, sequence, begun, missing))
+            operations.append(GroupOperation(group, sequence, begun, missing))
         elif len(begun) == len(members):
             late = max(begun, key=lambda rank: begun[rank].begin)
-            found.append(GroupOperation(group, sequence, begun, (late,)))
-    return sorted(found, key=lambda each: min(operation.begin for operation in each.begun.values()))
+            operations.append(GroupOperation(group, sequence, begun, (late,)))
+    return sorted(operations, key=lambda each: min(operation.begin for operation in each.begun.values()))
 
 
-def stragglers(found: list[GroupOperation], ranks: Iterable[int]) -> list[Straggler]:
+def stragglers(operations: list[GroupOperation], ranks: Iterable[int]) -> list[Straggler]:
     """Each of these ranks; the rank for which the others waited longest comes first."""
     result = {rank: Straggler(rank) for rank in ranks}
-    for each in found:
+    for each in operations:
         for rank in each.late:
-            one = result[rank]
-            one.times += 1
-            one.waited += each.waited // len(each.late)
-            if one.worst is None or one.worst.waited < each.waited:
-                one.worst = each
-    return sorted(result.values(), key=lambda one: (-one.waited, -one.times, one.rank))
+            straggler = result[rank]
+            straggler.times += 1
+            straggler.waited += each.waited // len(each.late)
+            if straggler.worst is None or straggler.worst.waited < each.waited:
+                straggler.worst = each
+    return sorted(result.values(), key=lambda straggler: (-straggler.waited, -straggler.times, straggler.rank))
 
 
-def waits(trace: Trace, found: list[GroupOperation]) -> dict[tuple[int, int], int]:
+def waits(trace: Trace, operations: list[GroupOperation]) -> dict[tuple[int, int], int]:
     """How long (ns) each rank waited for each other one: {(waiting, awaited): time}.
 
     It waited for the ranks that began an operation later, and for the peers of its messages. Those in a group that does
     not hold all ranks are left out, because the trace does not say which ranks the peers are.
     """
     result: dict[tuple[int, int], int] = defaultdict(int)
-    for one in trace.ranks:
-        for operation in one.operations:
+    for rank_trace in trace.ranks:
+        for operation in rank_trace.operations:
             if operation.peer is not None and operation.peer >= 0 and operation.group == 0 and operation.waited:
-                result[one.rank, operation.peer] += operation.waited
-    for each in found:
+                result[rank_trace.rank, operation.peer] += operation.waited
+    for each in operations:
         for rank, waited in each.waits().items():
             for late in each.late:
                 if rank != late:
@@ -129,10 +129,10 @@ def waits(trace: Trace, found: list[GroupOperation]) -> dict[tuple[int, int], in
     return dict(result)
 
 
-def summaries(trace: Trace, found: list[GroupOperation]) -> list[OperationSummary]:
+def summaries(trace: Trace, operations: list[GroupOperation]) -> list[OperationSummary]:
     """The operations by name, dtype, op and size; those with the longest waits come first."""
     result: dict[tuple[str, int], OperationSummary] = {}
-    late = {(each.group, each.sequence): each.late for each in found}
+    late = {(each.group, each.sequence): each.late for each in operations}
     for operation in (operation for rank in trace.ranks for operation in rank.calls):
         what = " ".join(
             filter(None, ("within a host:" * operation.part, operation.name, operation.dtype, operation.op))

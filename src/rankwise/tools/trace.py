@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> int:
 
 def summary(trace: Trace) -> list[str]:
     """The report as lines of text."""
-    found = group_operations(trace)
-    lines = [headline(trace, found), heading(trace, width())]
+    group_ops = group_operations(trace)
+    lines = [headline(trace, group_ops), heading(trace, width())]
     for clock in trace.clocks:
         off = f"{clock.offset / 1e6:+.3f} ms, give or take {clock.within / 1e6:.3f} ms"
         lines.append(f"node {clock.node} ({clock.host}): {off} were added to its times")
@@ -104,15 +104,15 @@ def summary(trace: Trace) -> list[str]:
         lines += ["", *columns(lost, "<><<", row_width())]
     lines += _longest("the time of each rank", ranks(trace), ">>>>>>>")
     lines += _longest("spans of the program, the longest first", spans(trace), "<<>>>")
-    missed = sum(not set(each.late) <= set(each.begun) for each in found)
-    if found:
+    missed = sum(not set(each.late) <= set(each.begun) for each in group_ops)
+    if group_ops:
         never = f"; some ranks never began {missed} more" * bool(missed)
-        those = "1 operation" if len(found) - missed == 1 else f"{len(found) - missed} operations"
-        lines += ["", f"who came last to the {those} that all ranks began{never}"]
-        lines += columns(last_to_begin(trace, found), ">>>>", row_width())
+        counted = "1 operation" if len(group_ops) - missed == 1 else f"{len(group_ops) - missed} operations"
+        lines += ["", f"who came last to the {counted} that all ranks began{never}"]
+        lines += columns(last_to_begin(trace, group_ops), ">>>>", row_width())
     else:
         lines += ["", "the trace holds no operation that all ranks began"]
-    return lines + _longest("operations, the longest waits first", operations(trace, found), "<>>>>")
+    return lines + _longest("operations, the longest waits first", operations(trace, group_ops), "<>>>>")
 
 
 def _longest(title: str, rows: Rows, layout: str) -> list[str]:

@@ -19,20 +19,24 @@ def heading(trace: Trace, width: int) -> str:
     return head + one_line(" ".join(trace.command), width - len(head))
 
 
-def last_to_begin(trace: Trace, found: list[GroupOperation]) -> Rows:
+def last_to_begin(trace: Trace, group_operations: list[GroupOperation]) -> Rows:
     """How often each rank was the last to begin an operation, and how long the others waited for it."""
     rows: Rows = [("rank", "came last", "", "others waited", "longest")]
-    for one in stragglers(found, [rank.rank for rank in trace.ranks]):
-        worst = f"{duration(one.worst.waited / 1e9)} in {one.worst.name}" if one.worst and one.worst.waited else ""
-        share = f"{100 * one.times / len(found):.0f} %"
-        rows.append((str(one.rank), str(one.times), share, duration(one.waited / 1e9), worst))
+    for straggler in stragglers(group_operations, [rank.rank for rank in trace.ranks]):
+        worst = (
+            f"{duration(straggler.worst.waited / 1e9)} in {straggler.worst.name}"
+            if straggler.worst and straggler.worst.waited
+            else ""
+        )
+        share = f"{100 * straggler.times / len(group_operations):.0f} %"
+        rows.append((str(straggler.rank), str(straggler.times), share, duration(straggler.waited / 1e9), worst))
     return rows
 
 
-def operations(trace: Trace, found: list[GroupOperation]) -> Rows:
+def operations(trace: Trace, group_operations: list[GroupOperation]) -> Rows:
     """The operations by name and size; those with the longest waits come first."""
     rows: Rows = [("operation", "size", "calls", "mean", "waiting", "mostly last")]
-    for kind in summaries(trace, found):
+    for kind in summaries(trace, group_operations):
         rows.append(
             (
                 kind.name,
@@ -87,7 +91,9 @@ def spans(trace: Trace) -> Rows:
         for span in rank.spans:
             lengths = each_rank.setdefault((span.name, span.lane), {}).setdefault(rank.rank, [])
             lengths.append(span.end - span.begin)
-    totals = {kind: {rank: sum(lengths) for rank, lengths in found.items()} for kind, found in each_rank.items()}
+    totals = {
+        kind: {rank: sum(lengths) for rank, lengths in lengths_of.items()} for kind, lengths_of in each_rank.items()
+    }
     for kind, total in sorted(totals.items(), key=lambda item: -sum(item[1].values())):
         times, most = sum(map(len, each_rank[kind].values())), max(total, key=lambda rank: total[rank])
         mean, whole, longest = (
@@ -100,12 +106,12 @@ def spans(trace: Trace) -> Rows:
 # ---- the first line: what went wrong first and who was waited for, or that nothing failed ----
 
 
-def headline(trace: Trace, found: list[GroupOperation]) -> str:
-    """One line. found: the trace's `group_operations`."""
+def headline(trace: Trace, operations: list[GroupOperation]) -> str:
+    """One line. operations: the trace's `group_operations`."""
     count = sum(not operation.part for rank in trace.ranks for operation in rank.calls)
     work = f"{count} operations recorded in {duration((trace.written - trace.started) / 1e9)}"
     if trace.failure is not None:
-        waits = min([*_collectives(trace, found), *_messages(trace)], default=(False, 0, ""))[-1]
+        waits = min([*_collectives(trace, operations), *_messages(trace)], default=(False, 0, ""))[-1]
         return trace.failure.splitlines()[0] + waits
     if trace.losses:
         first = trace.losses[0]
@@ -114,10 +120,10 @@ def headline(trace: Trace, found: list[GroupOperation]) -> str:
     return f"nothing failed: {work}"
 
 
-def _collectives(trace: Trace, found: list[GroupOperation]) -> Iterator[tuple[bool, int, str]]:
+def _collectives(trace: Trace, operations: list[GroupOperation]) -> Iterator[tuple[bool, int, str]]:
     """For each collective that was not completed: False, when the first rank began to wait, and for whom it waited."""
     lost = {loss.rank for loss in trace.losses}
-    for each in found:
+    for each in operations:
         absent = [rank for rank in each.late if rank not in each.begun]
         absent = absent or [rank for rank, operation in each.begun.items() if rank in lost and operation.end is None]
         waiting = [rank for rank, operation in each.begun.items() if _incomplete(operation) and rank not in absent]

@@ -31,10 +31,10 @@ def traced(n: int, inner: Opener = open_table) -> tuple[Opener, _native.SegmentV
     """A backend of n threads that is traced, and what its trace shows."""
     segment = _native.Segment.create(n)
 
-    def open(job: Job, timeout: float) -> Communicator:
+    def open_traced(job: Job, timeout: float) -> Communicator:
         return TracedCommunicator.in_segment(inner(job, timeout), segment.fd)
 
-    return open, _native.SegmentView(segment.fd)
+    return open_traced, _native.SegmentView(segment.fd)
 
 
 def engine(n: int) -> Opener:
@@ -283,7 +283,7 @@ from dataclasses import replace
 from rankwise.backends.native import shm
 
 def open(job, timeout):
-    comm = shm.open(replace(job, segment_fd=None, id=f"outside {job.secret.hex()}"), timeout)
+    comm = shm.open_communicator(replace(job, segment_fd=None, id=f"outside {job.secret.hex()}"), timeout)
     comm.traced = False
     return comm
 """

@@ -27,7 +27,7 @@ from rankwise.testing import run_ranks
 def alone() -> EngineCommunicator:
     from rankwise.backends.native import solo
 
-    return solo.open(Job(), 5.0)
+    return solo.open_communicator(Job(), 5.0)
 
 
 def test_after_close_every_operation_raises() -> None:

@@ -52,9 +52,9 @@ def mismatch(calls: dict[int, str], sequence: int) -> MismatchError:
     calls = dict(sorted(calls.items()))
     ranks = {rank: AtRank(call) for rank, call in calls.items()}
     failure = Failure(MISMATCH, ranks=ranks, to_blame=tuple(differences(calls)))
-    found = error_of(failure.found_in("", sequence))
-    assert isinstance(found, MismatchError)
-    return found
+    error = error_of(failure.found_in("", sequence))
+    assert isinstance(error, MismatchError)
+    return error
 
 
 def timed_out(calls: Mapping[int, str], missing: Sequence[int], limit: float) -> Failure:

@@ -60,8 +60,8 @@ class CheckedCommunicator(ComparingCommunicator):
         call.check(self._world_size)
         self._run(call, self._complete.run, (call,))
 
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
-        self._complete.all_gather(mine, everybody, size, DType.U8)
+    def _collect(self, own: int, everybody: int, size: int) -> None:
+        self._complete.all_gather(own, everybody, size, DType.U8)
 
     # ---- going on after a loss ----
 

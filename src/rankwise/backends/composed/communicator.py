@@ -149,21 +149,21 @@ class ComposedCommunicator(ComparingCommunicator):
 
     # ---- what an adapter may do better ----
 
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
-        self._all_gather(mine, everybody, size)
+    def _collect(self, own: int, everybody: int, size: int) -> None:
+        self._all_gather(own, everybody, size)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine, whole = self._rooted(sizes, root)
-        self._all_to_all_v(send, recv, mine, whole)
+        sizes_sent, whole = self._rooted(sizes, root)
+        self._all_to_all_v(send, recv, sizes_sent, whole)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        mine, whole = self._rooted(sizes, root)
-        self._all_to_all_v(send, recv, whole, mine)
+        own_sizes, whole = self._rooted(sizes, root)
+        self._all_to_all_v(send, recv, whole, own_sizes)
 
     def _rooted(self, sizes: Sequence[int], root: int) -> tuple[Sequence[int], Sequence[int]]:
         """The bytes that this rank exchanges with each rank: its own block with root, and as root all ranks' blocks."""
-        mine = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
-        return mine, sizes if self._rank == root else (0,) * self._world_size
+        own_sizes = [sizes[self._rank] if rank == root else 0 for rank in range(self._world_size)]
+        return own_sizes, sizes if self._rank == root else (0,) * self._world_size
 
     def _gather(self, send: int, recv: int, size: int, root: int) -> None:
         self._gather_v(send, recv, (size,) * self._world_size, root)
@@ -204,12 +204,12 @@ class ComposedCommunicator(ComparingCommunicator):
 
     def _reduce_by_shares(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         counts = divided(count, self._world_size)
-        mine = np.empty(max(1, counts[self._rank] * ITEMSIZE[dtype]), np.uint8)
-        self._reduce_scatter_v(ptr, address(mine), counts, dtype, op)
+        share = np.empty(max(1, counts[self._rank] * ITEMSIZE[dtype]), np.uint8)
+        self._reduce_scatter_v(ptr, address(share), counts, dtype, op)
         if root is None:
-            self._all_gather_v(address(mine), ptr, sizes(counts, dtype))
+            self._all_gather_v(address(share), ptr, sizes(counts, dtype))
         else:
-            self._gather_v(address(mine), ptr, sizes(counts, dtype), root)
+            self._gather_v(address(share), ptr, sizes(counts, dtype), root)
 
     def _reduce_gathered(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         n, size = self._world_size, count * ITEMSIZE[dtype]
@@ -229,13 +229,13 @@ class ComposedCommunicator(ComparingCommunicator):
 
     def _reduce_scatter_v(self, send: int, recv: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
         """Each rank receives all ranks' blocks for it, and reduces them."""
-        n, mine = self._world_size, counts[self._rank] * ITEMSIZE[dtype]
-        room = self._scratch(mine * n)
+        n, own_bytes = self._world_size, counts[self._rank] * ITEMSIZE[dtype]
+        room = self._scratch(own_bytes * n)
         if min(counts) == max(counts):
-            self._all_to_all(send, address(room), mine)
+            self._all_to_all(send, address(room), own_bytes)
         else:
-            self._all_to_all_v(send, address(room), sizes(counts, dtype), (mine,) * n)
-        sources = [address(room) + rank * mine for rank in range(n)]
+            self._all_to_all_v(send, address(room), sizes(counts, dtype), (own_bytes,) * n)
+        sources = [address(room) + rank * own_bytes for rank in range(n)]
         reduce_local(recv, sources, counts[self._rank], dtype, op, n)
 
     def _scratch(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -154,7 +154,7 @@ class ComparingCommunicator(OpenCommunicator):
     # ---- what a backend provides ----
 
     @abstractmethod
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
+    def _collect(self, own: int, everybody: int, size: int) -> None:
         """Gather `size` bytes of host memory from every rank."""
 
     def _new_envelopes(self) -> Envelopes:
@@ -253,9 +253,9 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _checked_counts(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         """`_checked` for all_to_all_v, after also checking that each rank expects what the others send to it."""
-        mine = np.array((call.send_sizes, call.recv_sizes), np.int64)
-        everybody = np.empty((self._world_size, *mine.shape), np.int64)
-        self._checked(call, mine.nbytes, self._collect, (address(mine), address(everybody), mine.nbytes))
+        own = np.array((call.send_sizes, call.recv_sizes), np.int64)
+        everybody = np.empty((self._world_size, *own.shape), np.int64)
+        self._checked(call, own.nbytes, self._collect, (address(own), address(everybody), own.nbytes))
         difference = calls.unmatched(call, everybody, self._sequence)
         if difference is not None:
             self._fail(difference, known_to_all=True)
@@ -270,8 +270,8 @@ class ComparingCommunicator(OpenCommunicator):
 
     def _split(self, color: int, key: int) -> OpenCommunicator | None:
         wishes = np.empty((self._world_size, 2), np.int64)
-        mine = np.array([color, key], np.int64)
-        self._collect(address(mine), address(wishes), mine.nbytes)
+        own = np.array([color, key], np.int64)
+        self._collect(address(own), address(wishes), own.nbytes)
         if color < 0:
             self._no_part()
             return None

@@ -138,11 +138,11 @@ class GatheredEnvelopes(Envelopes):
         super().__init__(rank, world_size)
         size = DIGEST + inline
         self._mine, self._all = np.zeros(size // 8, np.int64), np.zeros((world_size, size // 8), np.int64)
-        mine, everybody = (address(array) for array in (self._mine, self._all))
+        own, everybody = (address(array) for array in (self._mine, self._all))
         self._head, self._digests = self._mine.data, self._all[:, 0].data
-        self._payload = mine + DIGEST
+        self._payload = own + DIGEST
         self._payloads = [everybody + DIGEST + number * size for number in range(world_size)]
-        self._collect = partial(collect, mine, everybody, size)
+        self._collect = partial(collect, own, everybody, size)
 
     def exchange(self, ptr: int = 0, size: int = 0, root: int | None = None) -> list[int]:
         self._head[0] = self.digest

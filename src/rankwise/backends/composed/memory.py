@@ -28,30 +28,30 @@ def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
 # ---- how ranks exchange bytes of any length while they open a communicator ----
 
 
-def gathered(all_gather: Callable[[int, int, int], object], world_size: int, mine: bytes) -> list[bytes]:
+def gathered(all_gather: Callable[[int, int, int], object], world_size: int, value: bytes) -> list[bytes]:
     """Every rank's bytes, by rank. all_gather: takes this rank's block, room for all blocks, a block's size."""
-    own, lengths = np.array([len(mine)], np.int64), np.empty(world_size, np.int64)
+    own, lengths = np.array([len(value)], np.int64), np.empty(world_size, np.int64)
     all_gather(address(own), address(lengths), own.nbytes)
     longest = max(1, int(lengths.max()))
-    block = np.frombuffer(mine.ljust(longest, b"\0"), np.uint8)
+    block = np.frombuffer(value.ljust(longest, b"\0"), np.uint8)
     blocks = np.empty((world_size, longest), np.uint8)
     all_gather(address(block), address(blocks), longest)
     return [row[:length].tobytes() for row, length in zip(blocks, lengths, strict=True)]
 
 
-def all_gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+def all_gather_bytes(comm: Communicator, value: bytes) -> list[bytes]:
     """Every rank's bytes, by rank."""
     all_gather = complete(comm).all_gather
-    return gathered(lambda send, recv, size: all_gather(send, recv, size, DType.U8), comm.world_size, mine)
+    return gathered(lambda send, recv, size: all_gather(send, recv, size, DType.U8), comm.world_size, value)
 
 
-def broadcast_bytes(comm: Communicator, mine: bytes) -> bytes:
+def broadcast_bytes(comm: Communicator, value: bytes) -> bytes:
     """Rank 0's bytes; the others' are ignored."""
-    length, collectives = np.array([len(mine)], np.int64), complete(comm)
+    length, collectives = np.array([len(value)], np.int64), complete(comm)
     collectives.broadcast(address(length), 1, DType.I64, 0)
     memory = np.empty(max(1, int(length[0])), np.uint8)
     if comm.rank == 0:
-        memory[: len(mine)] = np.frombuffer(mine, np.uint8)
+        memory[: len(value)] = np.frombuffer(value, np.uint8)
     collectives.broadcast(address(memory), int(length[0]), DType.U8, 0)
     return memory[: int(length[0])].tobytes()
 

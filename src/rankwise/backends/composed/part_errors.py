@@ -36,10 +36,10 @@ def latest(late: CollectiveTimeout, of_all: RankwiseError | None) -> RankwiseErr
     """
     if of_all is None:
         return late
-    found = of_the_group(of_all, range(1 << 31), late.operation, late.sequence)
-    if isinstance(found, CollectiveTimeout) and (not found.missing or set(late.missing) <= set(found.missing)):
+    error = of_the_group(of_all, range(1 << 31), late.operation, late.sequence)
+    if isinstance(error, CollectiveTimeout) and (not error.missing or set(late.missing) <= set(error.missing)):
         return late  # which knows the stacks
-    return found
+    return error
 
 
 def to_pass_on(failure: Failure, room: int | None = None) -> str:
@@ -47,5 +47,5 @@ def to_pass_on(failure: Failure, room: int | None = None) -> str:
     whole = replace(failure, message="")
     names = replace(whole, ranks={})
     least = replace(names, host="", pid=0, how=ascii(names.how)[1:41], to_blame=names.to_blame[:8])
-    shapes = (one.to_json() for one in (whole, names, least))
+    shapes = (each.to_json() for each in (whole, names, least))
     return next(shape for shape in shapes if room is None or len(shape) <= room)

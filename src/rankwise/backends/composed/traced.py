@@ -152,8 +152,8 @@ class TracedCommunicator(Communicator):
         taken = self._inner.take(src, tag)
         if taken is None:
             return None
-        found = taken.message
-        entry = self._message("recv", found.count, found.dtype, found.source, found.tag)
+        message = taken.message
+        entry = self._message("recv", message.count, message.dtype, message.source, message.tag)
         return taken._replace(work=_in_progress(taken.work, entry))
 
     # ---- the rest of the contract ----

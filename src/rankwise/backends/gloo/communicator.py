@@ -43,7 +43,7 @@ from rankwise.system.settings import Settings
 CONNECTING = 10.0  # seconds within which the survivors of a group, which have just agreed, connect
 
 
-def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> GlooCommunicator:
+def open_communicator(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> GlooCommunicator:
     """Meet the other ranks at the job's store: torchrun's or MASTER_ADDR's, else one made for the ranks of this host.
 
     algorithms: to force; None: as in RANKWISE_ALGORITHM. Raises BackendUnavailable if there is no torch, or its gloo
@@ -151,12 +151,12 @@ class GlooCommunicator(ComposedCommunicator):
             return
         # R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
         blocks = divided(size, self._world_size)
-        mine = ptr + sum(blocks[: self._rank])
-        self._scatter_v(ptr, mine, blocks, root)
-        self._all_gather_v(mine, ptr, blocks)
+        own_part = ptr + sum(blocks[: self._rank])
+        self._scatter_v(ptr, own_part, blocks, root)
+        self._all_gather_v(own_part, ptr, blocks)
 
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
-        self._transport.all_gather_v(mine, everybody, (size,) * self._world_size)
+    def _collect(self, own: int, everybody: int, size: int) -> None:
+        self._transport.all_gather_v(own, everybody, (size,) * self._world_size)
 
     def _new_envelopes(self) -> DirectEnvelopes:
         return DirectEnvelopes(self._transport, tuning.envelope("gloo", self._world_size))
@@ -226,8 +226,8 @@ class GlooCommunicator(ComposedCommunicator):
         limit = min(self._timeout, CONNECTING)
         end = time.monotonic() + limit
 
-        def survivors(mine: bytes) -> list[bytes]:
-            return gather(store, {rank: mine}, size, limit, end)
+        def survivors(value: bytes) -> list[bytes]:
+            return gather(store, {rank: value}, size, limit, end)
 
         try:
             return GlooCommunicator(
@@ -248,8 +248,8 @@ class GlooCommunicator(ComposedCommunicator):
         store = self._store.under(f"split {self._splits} {color}")
         rank = members.index(self._rank)
 
-        def of_members(mine: bytes) -> list[bytes]:
-            everybody = self._gathered(mine)
+        def of_members(value: bytes) -> list[bytes]:
+            everybody = self._gathered(value)
             return [everybody[member] for member in members]
 
         size, device = len(members), self._device
@@ -261,8 +261,8 @@ class GlooCommunicator(ComposedCommunicator):
         self._splits += 1
         self._gathered(b"")
 
-    def _gathered(self, mine: bytes) -> list[bytes]:
-        return gathered(self._collect, self._world_size, mine)
+    def _gathered(self, value: bytes) -> list[bytes]:
+        return gathered(self._collect, self._world_size, value)
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)

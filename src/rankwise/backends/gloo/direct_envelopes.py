@@ -94,9 +94,9 @@ class DirectEnvelopes(Envelopes):
             super().broadcast(ptr, size, root)
             return
         share = -(-size // self._n)
-        at, kept = self._padded(ptr, size, share) if self._rank == root else (0, None)
+        at, padded = self._padded(ptr, size, share) if self._rank == root else (0, None)
         shares = self.exchange(self.exchange_blocks(at, share)[root], share)
-        del kept  # until here, because the first exchange sends it
+        del padded  # until here, because the first exchange sends it
         if self._rank != root:
             self._take(ptr, size, shares, share)
 

@@ -66,10 +66,10 @@ class GroupStore(TorchStore):
             store.append(self.prefix + log, "")  # else it might not be there, and the request would wait for it
             return bytes(store.get(self.prefix + log))
 
-        found: dict[Any, Any] = {}
+        announcements: dict[Any, Any] = {}
         for line in self._ask(read).splitlines():
-            found.setdefault(*json.loads(line))
-        return found
+            announcements.setdefault(*json.loads(line))
+        return announcements
 
     def lost(self) -> dict[int, str]:
         """The other ranks that are known to be lost, and how.
@@ -77,12 +77,12 @@ class GroupStore(TorchStore):
         The ranks of a host see when a process there ends, and announce it to the others. If all ranks of a host end,
         nobody does.
         """
-        found = self.announced("lost")
+        announced = self.announced("lost")
         for rank, identity in enumerate(self._identities):
-            if rank not in found and rank not in self._lost and identity.gone:
+            if rank not in announced and rank not in self._lost and identity.gone:
                 self.announce("lost", rank, "ended")
-                found[rank] = "ended"
-        self._lost = found | self._lost
+                announced[rank] = "ended"
+        self._lost = announced | self._lost
         self._lost.pop(self.rank, None)
         return dict(sorted(self._lost.items()))
 
@@ -245,9 +245,9 @@ def explain(
     operation = where.partition("(")[0]
     silent = any(text in str(error) for text in SILENT)
     timed_out = silent or isinstance(error, TimeoutError) or "imed out" in str(error)
-    mine = {"call": where, "sequence": sequence, "timed_out": timed_out}
+    own_state = {"call": where, "sequence": sequence, "timed_out": timed_out}
     try:
-        store.announce("failure", store.rank, mine)
+        store.announce("failure", store.rank, own_state)
         states, lost = _reports(store, REPORTS if settles_timeouts or not timed_out else 0.0)
         if REASON in states:
             return error_of(Failure.from_json(states[REASON]))
@@ -257,8 +257,8 @@ def explain(
     if silent:  # the other missing ranks may be busy
         missing = tuple(rank for rank in missing if rank in store.cut_off) or missing
     if any(state["timed_out"] for state in states.values()) and not lost:
-        found = {rank: f"{state['call']} #{state['sequence']}" for rank, state in states.items()}
-        failure = calls.timed_out(found, missing, limit)
+        positions = {rank: f"{state['call']} #{state['sequence']}" for rank, state in states.items()}
+        failure = calls.timed_out(positions, missing, limit)
     elif missing:
         cut_off = next((rank for rank in store.cut_off if rank in missing), missing[0])
         rank, how = next(iter(lost.items()), (cut_off, f"its connection failed ({reason(error)})"))

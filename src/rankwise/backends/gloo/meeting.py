@@ -67,39 +67,39 @@ class Meeting:
             self._leave(error)
             raise
 
-    def all_gather(self, mine: bytes) -> list[bytes]:
+    def all_gather(self, own_value: bytes) -> list[bytes]:
         """Every rank's value, by rank. All ranks of the job call this once.
 
         If some ranks did not come, the others raise CollectiveTimeout with their numbers. PeerLostError: a rank of this
         host has ended.
         """
         if self._host is None:
-            return self._from_all_hosts({self._job.rank: mine})
-        here: dict[int, bytes] = {}
+            return self._from_all_hosts({self._job.rank: own_value})
+        values: dict[int, bytes] = {}
         try:
-            for value in all_gather_bytes(self._host, packed([b"%d" % self._job.rank, mine])):
-                rank, theirs = unpacked(value)
-                here[int(rank)] = theirs
-            answer = broadcast_bytes(self._host, self._answer(here) if self._leads else b"")
+            for value in all_gather_bytes(self._host, packed([b"%d" % self._job.rank, own_value])):
+                rank, other = unpacked(value)
+                values[int(rank)] = other
+            answer = broadcast_bytes(self._host, self._answer(values) if self._leads else b"")
             self._host.barrier()
         except RankwiseError as error:
-            _fail(error, self._job, list(here))
+            _fail(error, self._job, list(values))
         return unpacked(opened(answer))
 
-    def _answer(self, here: dict[int, bytes]) -> bytes:
+    def _answer(self, values: dict[int, bytes]) -> bytes:
         """What the leader sends to its host: all values, or why there are none."""
         try:
-            return met(packed(self._from_all_hosts(here)))
+            return met(packed(self._from_all_hosts(values)))
         except CollectiveTimeout as error:
             return failed(error)
 
-    def _from_all_hosts(self, here: dict[int, bytes]) -> list[bytes]:
-        one_host = len(here) == self._job.world_size
+    def _from_all_hosts(self, values: dict[int, bytes]) -> list[bytes]:
+        one_host = len(values) == self._job.world_size
         if not one_host or (self._job.rank == 0 and not self._job.master_serves):
             self.store.connection()  # rank 0 serves the store from now on
         if one_host:
-            return [here[rank] for rank in range(len(here))]
-        return gather(self.store.under("meeting"), here, self._job.world_size, self._timeout, self._end)
+            return [values[rank] for rank in range(len(values))]
+        return gather(self.store.under("meeting"), values, self._job.world_size, self._timeout, self._end)
 
     def __enter__(self) -> Meeting:
         return self
@@ -116,7 +116,9 @@ class Meeting:
             self._host.close()
 
 
-def gather(store: TorchStore, mine: Mapping[int, bytes], world_size: int, timeout: float, end: float) -> list[bytes]:
+def gather(
+    store: TorchStore, own_values: Mapping[int, bytes], world_size: int, timeout: float, end: float
+) -> list[bytes]:
     """Every rank's value, by rank. Each process passes the values of some ranks, and calls this once for this store.
 
     Each process makes a constant number of requests. end: the time (time.monotonic) at which `timeout` seconds have
@@ -124,18 +126,20 @@ def gather(store: TorchStore, mine: Mapping[int, bytes], world_size: int, timeou
     """
     late = ranks_late(timeout)
     release = _native.version.encode() + b"\0"
-    mine = {rank: release + value for rank, value in mine.items()}
+    own_values = {rank: release + value for rank, value in own_values.items()}
 
     def decide(values: list[bytes]) -> bytes:
         for rank, value in enumerate(values):
             if not value.startswith(release):
-                theirs = value[:LONGEST_VERSION].partition(b"\0")
-                raise other_version(rank, theirs[0].decode("ascii", "ignore") if theirs[1] else "", _native.version)
+                stamp = value[:LONGEST_VERSION].partition(b"\0")
+                raise other_version(rank, stamp[0].decode("ascii", "ignore") if stamp[1] else "", _native.version)
         return zlib.compress(packed([value.removeprefix(release) for value in values]), 1)
 
     try:
-        leads = 0 in mine
-        answer = lead(store, mine, world_size, end, late, decide) if leads else opened(follow(store, mine, end))
+        leads = 0 in own_values
+        answer = (
+            lead(store, own_values, world_size, end, late, decide) if leads else opened(follow(store, own_values, end))
+        )
     except (Missing, ConnectionError) as error:
         raise late([0], str(error)) from error
     return unpacked(zlib.decompress(answer))

@@ -165,18 +165,18 @@ class Channel(composed.Channel):
     def probe(self, src: int, tag: int) -> Message | None:
         self.listen(src)
         with self._lock:
-            found = self._matching.find(src, tag)
-        return None if found is None else Message(found.source, found.tag, found.count, found.dtype)
+            message = self._matching.find(src, tag)
+        return None if message is None else Message(message.source, message.tag, message.count, message.dtype)
 
     def take(self, src: int, tag: int) -> Taken | None:
         self.listen(src)
         with self._lock:
-            found = self._matching.find(src, tag)
-            if found is None:
+            message = self._matching.find(src, tag)
+            if message is None:
                 return None
-            memory = np.empty(found.count * ITEMSIZE[found.dtype], np.uint8)
-            receive = self.recv(address(memory), found.count, found.dtype, found.source, found.tag, memory)
-        return Taken(found.source, found.tag, found.dtype, memory, receive)
+            memory = np.empty(message.count * ITEMSIZE[message.dtype], np.uint8)
+            receive = self.recv(address(memory), message.count, message.dtype, message.source, message.tag, memory)
+        return Taken(message.source, message.tag, message.dtype, memory, receive)
 
     def await_arrival(self, seconds: float) -> None:
         with self._arrived:

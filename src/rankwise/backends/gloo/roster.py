@@ -42,8 +42,8 @@ def roster_type() -> type[Any]:
             items = [part for key, value in self._values.items() for part in (key.encode(), value)]
             try:
                 for value in gather(packed(items)):
-                    theirs = unpacked(value)
-                    self._values.update(zip(map(bytes.decode, theirs[::2]), theirs[1::2], strict=True))
+                    pairs = unpacked(value)
+                    self._values.update(zip(map(bytes.decode, pairs[::2]), pairs[1::2], strict=True))
             except BaseException as error:
                 self.failure = error
                 raise
@@ -63,8 +63,8 @@ def shortened(value: bytes) -> bytes:
     """`value` without the consecutive numbers at its end, with which gloo numbers its connections to the ranks."""
     words = np.frombuffer(value[len(value) % WORD :], np.int64)
     jumps = np.flatnonzero(np.diff(words) != 1)
-    kept = int(jumps[-1]) + 2 if jumps.size else 1
-    rest = words.size - kept
+    count = int(jumps[-1]) + 2 if jumps.size else 1
+    rest = words.size - count
     if rest < 1:
         return bytes([0]) + value
     return bytes([1]) + rest.to_bytes(WORD, "little") + value[: len(value) - rest * WORD]

@@ -171,13 +171,13 @@ _CLOSED = _Closed()
 
 def _sockets() -> dict[str, int]:
     """The descriptors of this process's sockets, by a name that no other socket has meanwhile."""
-    found = {}
+    sockets = {}
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # it has been closed
             name = os.readlink(f"/proc/self/fd/{descriptor}")
             if name.startswith("socket:"):
-                found[name] = int(descriptor)
-    return found
+                sockets[name] = int(descriptor)
+    return sockets
 
 
 def _places(ptr: int, sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -60,7 +60,7 @@ _BYTE = DType.U8
 Carried = tuple[int, list[int], Work[None] | None]  # the address of a share, all members' shares, the pending transfer
 
 
-def open(job: Job, timeout: float) -> OpenCommunicator:
+def open_communicator(job: Job, timeout: float) -> OpenCommunicator:
     """Meet all ranks by the job's engine, then this host's ranks.
 
     The ranks of one launcher use its shared memory, and the ranks of two launchers count as being on two hosts. If
@@ -71,18 +71,18 @@ def open(job: Job, timeout: float) -> OpenCommunicator:
     inode = None if job.segment_fd is None else os.fstat(job.segment_fd).st_ino
     marks = all_gather_bytes(flat, locality_mark(inode))
     layout = Layout.of(marks)
-    here = layout.host[flat.rank]
-    number, size = layout.local(flat.rank), len(layout.members[here])
+    host = layout.host[flat.rank]
+    number, size = layout.local(flat.rank), len(layout.members[host])
     if number == 0:
         log_neighbour(marks, flat.rank)
     token = broadcast_bytes(flat, secrets.token_bytes(64))  # the ranks of a host meet under a secret name
-    id = f"{token[:32].hex()} {here}"
+    name = f"{token[:32].hex()} {host}"
     meeting = Job(
-        number, size, number, size, "hierarchical", id, token[32:], segment_fd=job.segment_fd, tuning=job.tuning
+        number, size, number, size, "hierarchical", name, token[32:], segment_fd=job.segment_fd, tuning=job.tuning
     )
     if layout.hosts == 1:
         flat.close()
-        return shm.open(meeting, timeout)
+        return shm.open_communicator(meeting, timeout)
     algorithms = Settings.read().algorithms
     if layout.hosts == flat.world_size:
         flat.force(algorithms)
@@ -171,8 +171,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
     # ---- point-to-point ----
 
     def left(self) -> Collection[int]:
-        here = {self._members[number] for number in self._local.left()}
-        return here.union(set(self._flat.left()).difference(self._members))
+        local_ranks = {self._members[number] for number in self._local.left()}
+        return local_ranks.union(set(self._flat.left()).difference(self._members))
 
     def sync(self) -> None:
         self._drain()
@@ -198,13 +198,13 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """Each host gathers its blob; the lanes exchange slices of the blobs; each host gathers all slices."""
         slices = self._slices(sizes, sum(sizes))
-        ours = slices[self._here]
-        blob = self._memory("blob", sum(ours))
+        host_sizes = slices[self._here]
+        blob = self._memory("blob", sum(host_sizes))
         self._within.all_gather_v(send, blob, [sizes[rank] for rank in self._members], _BYTE)
         shares = self._shares_of(slices)
         share = self._memory("share", shares[self._number])
-        mine = blob + sum(ours[: self._number])
-        self._between(shares[self._number]).all_gather_v(mine, share, self._column(slices), _BYTE)
+        own_slice = blob + sum(host_sizes[: self._number])
+        self._between(shares[self._number]).all_gather_v(own_slice, share, self._column(slices), _BYTE)
         carried = self._memory("carried", sum(sizes))
         self._within.all_gather_v(share, carried, shares, _BYTE)
         for at, to, length in self.layout.arrangement(sizes, slices):
@@ -228,13 +228,15 @@ class HierarchicalCommunicator(ComposedCommunicator):
         incoming = self._memory("incoming", sum(recv_sizes))
         for at, to, length in self._members_first(send_sizes):
             ctypes.memmove(outgoing + to, send + at, length)
-        ours = [[amounts[rank] for rank in self._members] for amounts in (send_sizes, recv_sizes)]
-        self._within.all_to_all_v(outgoing, incoming, ours[0], ours[1], _BYTE)
-        theirs = [
+        local_sizes = [[amounts[rank] for rank in self._members] for amounts in (send_sizes, recv_sizes)]
+        self._within.all_to_all_v(outgoing, incoming, local_sizes[0], local_sizes[1], _BYTE)
+        remote_sizes = [
             [0 if self.layout.host[rank] == self._here else amount for rank, amount in enumerate(amounts)]
             for amounts in (send_sizes, recv_sizes)
         ]
-        self._across.all_to_all_v(outgoing + sum(ours[0]), incoming + sum(ours[1]), theirs[0], theirs[1], _BYTE)
+        self._across.all_to_all_v(
+            outgoing + sum(local_sizes[0]), incoming + sum(local_sizes[1]), remote_sizes[0], remote_sizes[1], _BYTE
+        )
         for at, to, length in self._members_first(recv_sizes):
             ctypes.memmove(recv + at, incoming + to, length)
 
@@ -317,9 +319,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
             ctypes.memmove(carried + to * size, send + at * size, length * size)
         reduced = self._reduce_within(carried, sum(counts), self._shares_of(slices), dtype, op)
         piece = self._reduce_between(reduced, self._column(slices), dtype, op)
-        ours = slices[self._here]
-        blob = self._memory("blob", sum(ours) * size)
-        self._within.all_gather_v(piece, blob, self._padded(ours), dtype)
+        host_counts = slices[self._here]
+        blob = self._memory("blob", sum(host_counts) * size)
+        self._within.all_gather_v(piece, blob, self._padded(host_counts), dtype)
         before = sum(counts[rank] for rank in self._members[: self._number])
         ctypes.memmove(recv, blob + before * size, counts[self._rank] * size)
 
@@ -339,18 +341,18 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
         pieces: the lengths of all hosts' pieces; zeros if this rank is in no lane.
         """
-        kind, hosts, mine = carried_as(dtype, op), self.layout.hosts, pieces[self._here]
+        kind, hosts, own_piece = carried_as(dtype, op), self.layout.hosts, pieces[self._here]
         size = ITEMSIZE[kind]
-        incoming = self._memory(f"incoming {slot}", mine * hosts * size)
-        self._between(sum(pieces)).all_to_all_v(reduced, incoming, pieces, [mine] * hosts, kind)
-        piece = self._memory(f"piece {slot}", mine * size)
-        if not mine:
+        incoming = self._memory(f"incoming {slot}", own_piece * hosts * size)
+        self._between(sum(pieces)).all_to_all_v(reduced, incoming, pieces, [own_piece] * hosts, kind)
+        piece = self._memory(f"piece {slot}", own_piece * size)
+        if not own_piece:
             return piece
         _native.reduce_local(
-            piece, [incoming + host * mine * size for host in range(hosts)], mine, kind, op, self._world_size
+            piece, [incoming + host * own_piece * size for host in range(hosts)], own_piece, kind, op, self._world_size
         )
         if kind is not dtype:
-            _native.convert_local(incoming, piece, mine, dtype, False)
+            _native.convert_local(incoming, piece, own_piece, dtype, False)
             return incoming
         return piece
 
@@ -414,15 +416,15 @@ class HierarchicalCommunicator(ComposedCommunicator):
         An error in another operation fails the group if it has failed the part.
         """
         if message:
-            found = of_the_group(error, part.ranks, message)
-            if isinstance(found, PeerLostError) or part.comm.has_failed():
-                self._fail(found)
-            return found
+            explained = of_the_group(error, part.ranks, message)
+            if isinstance(explained, PeerLostError) or part.comm.has_failed():
+                self._fail(explained)
+            return explained
         call, sequence = self._last_call, self._sequence
-        found = of_the_group(error, part.ranks, call.operation.name, sequence)
-        if isinstance(found, CollectiveTimeout):
-            found = latest(found, self._flat.explain_timeout(str(call), sequence))
-        return found
+        explained = of_the_group(error, part.ranks, call.operation.name, sequence)
+        if isinstance(explained, CollectiveTimeout):
+            explained = latest(explained, self._flat.explain_timeout(str(call), sequence))
+        return explained
 
     # ---- going on after a loss ----
 
@@ -437,8 +439,8 @@ class HierarchicalCommunicator(ComposedCommunicator):
     def shrink(self, exclude: Sequence[int] = ()) -> OpenCommunicator:
         """Every part shrinks. If a rank dies meanwhile, which only some may notice, all survivors do it again."""
         self._drain()
-        here = [self._members.index(rank) for rank in exclude if rank in self._members]
-        for (flat, local), former in shrunk([self._flat, self._local], [exclude, here]):
+        excluded = [self._members.index(rank) for rank in exclude if rank in self._members]
+        for (flat, local), former in shrunk([self._flat, self._local], [exclude, excluded]):
             hosts = [self.layout.host[rank] for rank in former]
             layout, lane = Layout.of(hosts), None
             if not flat.agree(int(hosts.count(self._here) == local.world_size)):
@@ -458,12 +460,12 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator needs ----
 
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
+    def _collect(self, own: int, everybody: int, size: int) -> None:
         """Gather at the first member of each host, exchange among these, and broadcast within each host."""
         whole, sizes = size * self._world_size, [size] * self._world_size
         blobs = self.layout.blobs(sizes)
         blob, by_host = self._memory("blob", blobs[self._here]), self._memory("carried", whole)
-        self._within.gather(mine, blob, size, _BYTE, 0)
+        self._within.gather(own, blob, size, _BYTE, 0)
         if self._number == 0:
             self._between(0).all_gather_v(blob, by_host, blobs, _BYTE)
         self._within.broadcast(by_host, whole, _BYTE, 0)

@@ -30,15 +30,15 @@ def all_to_all(
     hosts, members = layout.hosts, layout.lanes
     n, first = hosts * members, number == 0
     by_host = [rank for ranks in layout.members for rank in ranks]
-    mine = blocks(send, n, size)[by_host]
+    own_blocks = blocks(send, n, size)[by_host]
     # By member of the source; host and member of the target.
     gathered = np.empty((members, hosts, members, size) if first else 0, np.uint8)
-    within.gather(address(mine), address(gathered), n * size, _BYTE, 0)
+    within.gather(address(own_blocks), address(gathered), n * size, _BYTE, 0)
     scattered = gathered
     if first:
         outgoing = np.ascontiguousarray(gathered.transpose(1, 0, 2, 3))
         incoming = np.empty_like(outgoing)  # by host and member of the source; member of the target
         between.all_to_all(address(outgoing), address(incoming), members * members * size, _BYTE)
         scattered = np.ascontiguousarray(incoming.transpose(2, 0, 1, 3))
-    within.scatter(address(scattered), address(mine), n * size, _BYTE, 0)
-    blocks(recv, n, size)[by_host] = mine
+    within.scatter(address(scattered), address(own_blocks), n * size, _BYTE, 0)
+    blocks(recv, n, size)[by_host] = own_blocks

@@ -72,21 +72,21 @@ class Channel(composed.Channel):
         while True:
             self.progress()
             with self._lock:
-                found = self._find("probe", src, tag)
-                if found is None or self._taker(found) is None:
-                    return found
+                message = self._find("probe", src, tag)
+                if message is None or self._taker(message) is None:
+                    return message
 
     def take(self, src: int, tag: int) -> Taken | None:
         self.progress()
         with self._lock:
-            found = self._find("recv", src, tag)
-            if found is None or self._taker(found) is not None:
+            message = self._find("recv", src, tag)
+            if message is None or self._taker(message) is not None:
                 return None
-            part, number = self._way(found.source)
-            taken = part.do("recv", part.comm.take, number, found.tag)
+            part, number = self._way(message.source)
+            taken = part.do("recv", part.comm.take, number, message.tag)
             if taken is None:
                 return None
-            return taken._replace(source=found.source, work=part.message("recv", taken.work))
+            return taken._replace(source=message.source, work=part.message("recv", taken.work))
 
     def sync(self) -> None:
         super().sync()
@@ -98,15 +98,15 @@ class Channel(composed.Channel):
         with self._lock:
             for receive in list(self._deferred):
                 try:
-                    found = self._find("recv", receive.source, receive.tag)
-                    taker = None if found is None else self._taker(found)
-                    if found is not None and taker is not None:
+                    message = self._find("recv", receive.source, receive.tag)
+                    taker = None if message is None else self._taker(message)
+                    if message is not None and taker is not None:
                         self._deferred.remove(taker)
-                        part, number = self._way(found.source)
+                        part, number = self._way(message.source)
                         inner = self._start(
-                            part, "recv", taker.ptr, taker.count, taker.dtype, number, found.tag, taker.keep
+                            part, "recv", taker.ptr, taker.count, taker.dtype, number, message.tag, taker.keep
                         )
-                        taker.source, taker.tag = found.source, found.tag
+                        taker.source, taker.tag = message.source, message.tag
                         taker.end(rest=inner)
                 except RankwiseError as error:
                     if receive in self._deferred:  # `fail` has not ended it
@@ -133,15 +133,17 @@ class Channel(composed.Channel):
             return self._probe(part, operation, number, tag)
         self._local_first = not self._local_first
         parts = (self._local, self._flat) if self._local_first else (self._flat, self._local)
-        return next((found for part in parts if (found := self._probe(part, operation, ANY, tag)) is not None), None)
+        return next(
+            (message for part in parts if (message := self._probe(part, operation, ANY, tag)) is not None), None
+        )
 
     def _probe(self, part: Part, operation: str, src: int, tag: int) -> Message | None:
         """The message that `part` finds, with its sender's number in the group."""
-        found = part.do(operation, part.comm.probe, src, tag)
-        return None if found is None else replace(found, source=part.ranks[found.source])
+        message = part.do(operation, part.comm.probe, src, tag)
+        return None if message is None else replace(message, source=part.ranks[message.source])
 
-    def _taker(self, found: Message) -> PendingMessage | None:
-        return next((one for one in self._deferred if matches(found, one.source, one.tag)), None)
+    def _taker(self, message: Message) -> PendingMessage | None:
+        return next((receive for receive in self._deferred if matches(message, receive.source, receive.tag)), None)
 
     def _start(self, part: Part, operation: str, *args: Any) -> Work[None]:
         return part.message(operation, part.do(operation, getattr(part.comm, operation), *args))

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _MEAN = ReduceOp.MEAN  # faster to look up than a member of the enum
 
 
-def open(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> MpiCommunicator:
+def open_communicator(job: Job, timeout: float, algorithms: Mapping[str, str] | None = None) -> MpiCommunicator:
     """The ranks of MPI's world. BackendUnavailable without mpi4py or an MPI; ValueError if MPI has other ranks.
 
     algorithms: to force; None: as in RANKWISE_ALGORITHM.
@@ -208,21 +208,21 @@ class MpiCommunicator(ComposedCommunicator, Watched):
 
     # ---- reductions that MPI does as the contract requires ----
 
-    def _found(self, operation: str, dtype: DType, op: ReduceOp) -> Reduction | None:
+    def _mpi_op(self, operation: str, dtype: DType, op: ReduceOp) -> Reduction | None:
         """MPI's own reduction, or None if one made of data movement and our kernels must run."""
-        found = self._reductions[dtype][op]
+        mpi_op = self._reductions[dtype][op]
         if not self._forced or operation not in self._forced:
-            return found
+            return mpi_op
         if self._forced[operation] != "mpi":
             return None
-        if found is None:
+        if mpi_op is None:
             why = "MPI does not reduce this dtype and op as the contract requires"
             raise tuning.cannot_run("mpi", operation, "mpi", why)
-        return found
+        return mpi_op
 
     def _all_reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        found, size = self._found("all_reduce", dtype, op), ITEMSIZE[dtype]
-        if found is None:
+        mpi_op, size = self._mpi_op("all_reduce", dtype, op), ITEMSIZE[dtype]
+        if mpi_op is None:
             chosen = tuning.all_reduce("mpi", self._world_size, count * size)
             if self._algorithm("all_reduce", chosen) == "recursive_doubling":
                 recursive_doubling.all_reduce(self._peers, ptr, count, Partial(dtype, op, self._world_size))
@@ -233,31 +233,31 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             for start in range(0, count, self._most):
                 self._all_reduce(ptr + start * size, min(count - start, self._most), dtype, op)
             return
-        kind, how = found
+        kind, how = mpi_op
         self._comm.Allreduce(self._here, (self._memory(ptr, count * size), count, kind), how)
         if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
-        found = self._found("reduce", dtype, op)
-        if found is None or count > self._most:
+        mpi_op = self._mpi_op("reduce", dtype, op)
+        if mpi_op is None or count > self._most:
             super()._reduce(ptr, count, dtype, op, root)
             return
-        kind, how = found
-        mine = (self._memory(ptr, count * ITEMSIZE[dtype]), count, kind)
+        kind, how = mpi_op
+        operand = (self._memory(ptr, count * ITEMSIZE[dtype]), count, kind)
         if self._rank != root:
-            self._comm.Reduce(mine, None, how, root)
+            self._comm.Reduce(operand, None, how, root)
             return
-        self._comm.Reduce(self._here, mine, how, root)
+        self._comm.Reduce(self._here, operand, how, root)
         if op is _MEAN:
             reduce_local(ptr, [ptr], count, dtype, op, self._world_size)
 
     def _reduce_scatter(self, send: int, recv: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        found = self._found("reduce_scatter", dtype, op)
-        if found is None or count > self._most:
+        mpi_op = self._mpi_op("reduce_scatter", dtype, op)
+        if mpi_op is None or count > self._most:
             super()._reduce_scatter(send, recv, count, dtype, op)
             return
-        kind, how = found
+        kind, how = mpi_op
         n, size = self._world_size, count * ITEMSIZE[dtype]
         each = (self._memory(send, size * n), count, kind)
         self._comm.Reduce_scatter_block(each, (self._memory(recv, size), count, kind), how)
@@ -327,9 +327,9 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         where = where or f"{self._last_call} #{self._sequence}"
         self._returned = True
         if self._tolerance is not None:
-            found = self._tolerance.explain(error, where, self._timeout)
-            if found is not None:
-                return found
+            explained = self._tolerance.explain(error, where, self._timeout)
+            if explained is not None:
+                return explained
         text = " ".join(str(error).split())
         if isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             message = f"another rank sent more than rank {self._rank} expected in {where}: {text}"

@@ -243,8 +243,8 @@ class Request(Work[None]):
         """If the next message matches this receive except in dtype, it can never be received: that is an error."""
         if self._expected is None or ANY in (self.source, self.tag):
             return
-        found = self._channel.probe(self.source, self.tag)
-        if found is not None and found.dtype is not self._expected[1]:
-            wrong = mismatch(self.tag, found.count, found.dtype, *self._expected)
+        message = self._channel.probe(self.source, self.tag)
+        if message is not None and message.dtype is not self._expected[1]:
+            wrong = mismatch(self.tag, message.count, message.dtype, *self._expected)
             assert wrong is not None
             raise self._channel.failed(wrong, self._where)

@@ -20,28 +20,28 @@ def all_reduce(peers: MpiPeers, ptr: int, count: int, partial: Partial) -> None:
     """
     pairs, size = Pairs(peers.rank, peers.world_size), count * partial.item
     room = np.empty((pairs.steps + 2, max(size, 1)), np.uint8)
-    *rows, mine, folded = (address(row) for row in room)
-    partial.begin(mine, ptr, count)
+    *rows, own, folded = (address(row) for row in room)
+    partial.begin(own, ptr, count)
     if pairs.folded:
         result = peers.recv(ptr, count * partial.final_item, peers.rank - 1)
-        peers.wait(peers.send(mine, size, peers.rank - 1))
+        peers.wait(peers.send(own, size, peers.rank - 1))
         peers.wait(result)
         return
     from_folded = peers.recv(folded, size, peers.rank + 1) if pairs.acts_for_two else None
     arrivals = [peers.recv(row, size, pairs.partner(step)) for step, row in enumerate(rows)]
     if pairs.acts_for_two:
         peers.wait(from_folded)
-        partial.merge(folded, mine, folded, count)
-        mine = folded
+        partial.merge(folded, own, folded, count)
+        own = folded
     sent = []
-    for step, (arrival, theirs) in enumerate(zip(arrivals, rows, strict=True)):
-        sent.append(peers.send(mine, size, pairs.partner(step)))
+    for step, (arrival, received) in enumerate(zip(arrivals, rows, strict=True)):
+        sent.append(peers.send(own, size, pairs.partner(step)))
         peers.wait(arrival)
-        partial.merge(theirs, *((mine, theirs) if pairs.is_lower(step) else (theirs, mine)), count)
-        mine = theirs  # what is being sent stays as it is
+        partial.merge(received, *((own, received) if pairs.is_lower(step) else (received, own)), count)
+        own = received  # what is being sent stays as it is
     for pending in sent:
         peers.wait(pending)
-    partial.end(ptr, mine, count)
+    partial.end(ptr, own, count)
     if pairs.acts_for_two:
         peers.wait(peers.send(ptr, count * partial.final_item, peers.rank + 1))
 

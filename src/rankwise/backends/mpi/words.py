@@ -38,9 +38,9 @@ class WindowWords(SharedWords):
         return int(before[0])
 
     def swap_if(self, index: int, before: int, after: int) -> bool:
-        found, old, new = np.empty(1, np.int64), np.array([before], np.int64), np.array([after], np.int64)
-        self._step(lambda: self.window.Compare_and_swap(new, old, found, 0, index))
-        return int(found[0]) == before
+        current, old, new = np.empty(1, np.int64), np.array([before], np.int64), np.array([after], np.int64)
+        self._step(lambda: self.window.Compare_and_swap(new, old, current, 0, index))
+        return int(current[0]) == before
 
     def free(self, seconds: float) -> None:
         """Free the window, for which MPI waits until all ranks do: in a thread, for which this call waits so long.

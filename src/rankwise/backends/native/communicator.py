@@ -46,8 +46,8 @@ class EngineReceives(Receives):
         return self._comm.recv_arrived(src, tag)
 
     def probe(self, src: int, tag: int, timeout: float) -> Message | None:
-        found = self._comm.probe(src, tag, timeout)
-        return None if found is None else Message(*found[:3], DType(found[3]))
+        message = self._comm.probe(src, tag, timeout)
+        return None if message is None else Message(*message[:3], DType(message[3]))
 
     def send_object(self, parts: list[Any], dest: int, tag: int, synchronous: bool = False) -> Work[None]:
         return self._comm.send_object(parts, dest, tag, synchronous)
@@ -163,12 +163,12 @@ class EngineCommunicator(OpenCommunicator):
         return self._receives.probe(src, tag, 0.0)
 
     def take(self, src: int, tag: int) -> Taken | None:
-        while (found := self.probe(src, tag)) is not None:
-            memory = np.empty(found.count * found.dtype.itemsize, np.uint8)
+        while (message := self.probe(src, tag)) is not None:
+            memory = np.empty(message.count * message.dtype.itemsize, np.uint8)
             at = _native.address(memory)
-            work = self._comm.recv_probed(at, found.count, found.dtype, found.source, found.tag, memory)
+            work = self._comm.recv_probed(at, message.count, message.dtype, message.source, message.tag, memory)
             if work is not None:  # no other receive has matched the message meanwhile
-                return Taken(found.source, found.tag, found.dtype, memory, work)
+                return Taken(message.source, message.tag, message.dtype, memory, work)
         return None
 
     def left(self) -> Collection[int]:

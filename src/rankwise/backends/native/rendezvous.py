@@ -124,8 +124,8 @@ def _host(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
 
 def _check(own: dict[str, Any], key: str, identity: dict[str, Any], *, taken: bool) -> None:
     """Raise an error if a rank cannot meet rank 0. If its version differs, nothing else is looked at."""
-    if (theirs := identity.get("version")) != own["version"]:
-        raise other_version(key, theirs, own["version"])
+    if (version := identity.get("version")) != own["version"]:
+        raise other_version(key, version, own["version"])
     rank, world_size = identity["rank"], identity["world_size"]
     if world_size != own["world_size"]:
         raise MismatchError(f"init: rank {rank} expects {world_size} ranks, rank 0 expects {own['world_size']}")
@@ -143,8 +143,8 @@ def _join(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
     def connect(deadline: float) -> StoreClient:
         return StoreClient(_connected(address, deadline), key, deadline, pidfd)
 
-    mine = json.dumps(_identity(job)).encode()
-    client, answer = join(connect, job.rank, mine, end, ranks_late(timeout, _HINT))
+    identity = json.dumps(_identity(job)).encode()
+    client, answer = join(connect, job.rank, identity, end, ranks_late(timeout, _HINT))
     fds = client.connection.take_fds()
     client.close()
     try:
@@ -158,11 +158,11 @@ def _join(job: Job, timeout: float, pidfd: Sequence[int]) -> _native.Segment:
         close_all(fds)
 
 
-def _watch(segment: _native.Segment, spaces: Sequence[int], mine: int, fds: Sequence[int]) -> None:
+def _watch(segment: _native.Segment, spaces: Sequence[int], own: int, fds: Sequence[int]) -> None:
     """Keep the pidfds by which this rank watches other PID namespaces. fds: the segment's, then each rank's."""
     for distance in range(1, min(_NEAR + 1, len(spaces))):
-        rank = (mine + distance) % len(spaces)
-        if spaces[rank] != spaces[mine]:
+        rank = (own + distance) % len(spaces)
+        if spaces[rank] != spaces[own]:
             segment.add_pidfd(rank, fds[1 + rank])
 
 

@@ -13,7 +13,7 @@ from rankwise.contract.job import Job
 _taken: set[int] = set()  # inodes of the inherited segments that this process has joined
 
 
-def open(job: Job, timeout: float) -> EngineCommunicator:
+def open_communicator(job: Job, timeout: float) -> EngineCommunicator:
     """Join the job's segment: the inherited one, or one that rank 0 makes and sends to the others.
 
     A segment is joined once. Ranks that close their communicator and open another get a new segment. A process that

@@ -17,7 +17,7 @@ def connect(segment: _native.Segment, rank: int, timeout: float) -> EngineCommun
     return join(segment, rank, timeout, "threads", process=False)
 
 
-def open(job: Job, timeout: float) -> EngineCommunicator:
+def open_communicator(job: Job, timeout: float) -> EngineCommunicator:
     """A world of one thread. A launcher's ranks are processes: UnsupportedError for them."""
     if job.world_size != 1:
         raise UnsupportedError(

@@ -92,40 +92,40 @@ def libraries() -> Libraries:
     return Libraries(nccl, runtime)
 
 
-def open(job: Job, timeout: float) -> NcclCommunicator:
+def open_communicator(job: Job, timeout: float) -> NcclCommunicator:
     """Meet the other ranks of the job. This rank uses the GPU of its local rank, modulo the number of GPUs.
 
     Raises BackendUnavailable if there is no GPU, driver, NCCL or nccl4py.
     """
-    found = libraries()
+    available = libraries()
     if job.world_size == 1:
         side = registry.built_in("solo")(Job(), timeout)
     else:
         side = registry.built_in("shm" if job.one_host else "gloo")(job, timeout)
-    comm = connect(found, side, job.local_rank if job.local_rank is not None else job.rank)
+    comm = connect(available, side, job.local_rank if job.local_rank is not None else job.rank)
     comm.force(Settings.read().algorithms)
     return comm
 
 
-def connect(found: Libraries, side: OpenCommunicator, local_rank: int) -> NcclCommunicator:
+def connect(available: Libraries, side: OpenCommunicator, local_rank: int) -> NcclCommunicator:
     """A communicator of side's ranks, which owns `side`. Collective."""
-    streams = CudaStreams.of_rank(found.cuda, local_rank)
+    streams = CudaStreams.of_rank(available.cuda, local_rank)
     try:
-        comm = _meet(found, side)
-    except found.nccl.NCCLError as error:
+        comm = _meet(available, side)
+    except available.nccl.NCCLError as error:
         side.close()
         raise RankwiseError(f"init: NCCL could not connect the ranks: {error}") from error
-    return NcclCommunicator(found, side, comm, streams)
+    return NcclCommunicator(available, side, comm, streams)
 
 
-def _meet(found: Libraries, side: Communicator) -> Any:
+def _meet(available: Libraries, side: Communicator) -> Any:
     """NCCL's communicator of side's ranks. Collective."""
     unique = np.zeros(128, np.uint8)
     if side.rank == 0:
-        unique[:] = np.frombuffer(bytes(found.nccl.get_unique_id()), np.uint8)
+        unique[:] = np.frombuffer(bytes(available.nccl.get_unique_id()), np.uint8)
     complete(side).broadcast(address(unique), unique.nbytes, DType.U8, 0)
-    handle = found.nccl.UniqueId.from_buffer(unique)
-    return found.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
+    handle = available.nccl.UniqueId.from_buffer(unique)
+    return available.nccl.comm_init_rank(side.world_size, handle.ptr, side.rank)
 
 
 class NcclCommunicator(ComposedCommunicator):
@@ -135,9 +135,9 @@ class NcclCommunicator(ComposedCommunicator):
     blocking = False
     device_memory = True
 
-    def __init__(self, found: Libraries, side: OpenCommunicator, comm: Any, streams: CudaStreams) -> None:
-        self.engine_errors = (found.nccl.NCCLError, CudaFailed)
-        self._nccl, self._found, self._side, self._comm = found.nccl, found, side, comm
+    def __init__(self, available: Libraries, side: OpenCommunicator, comm: Any, streams: CudaStreams) -> None:
+        self.engine_errors = (available.nccl.NCCLError, CudaFailed)
+        self._nccl, self._libraries, self._side, self._comm = available.nccl, available, side, comm
         self._messages: dict[int, Work[None]] = {}  # those that `sync` waits for
         self._aborted = False
         self.stream_sync = self._cuda = streams
@@ -405,16 +405,16 @@ class NcclCommunicator(ComposedCommunicator):
 
     # ---- what ComposedCommunicator needs ----
 
-    def _collect(self, mine: int, everybody: int, size: int) -> None:
+    def _collect(self, own: int, everybody: int, size: int) -> None:
         """Envelopes go through the host communicator."""
-        complete(self._side).all_gather(mine, everybody, size, DType.U8)
+        complete(self._side).all_gather(own, everybody, size, DType.U8)
 
     def _part(self, color: int, members: Sequence[int]) -> NcclCommunicator:
         key = members.index(self._rank)
         side = self._side.split(color, key)
         assert side is not None
         comm = self._nccl.comm_split(self._comm, color & 0x7FFFFFFF, key, 0)
-        return NcclCommunicator(self._found, side, comm, self._cuda.another())
+        return NcclCommunicator(self._libraries, side, comm, self._cuda.another())
 
     # ---- going on after a loss ----
 
@@ -428,11 +428,11 @@ class NcclCommunicator(ComposedCommunicator):
             self._abort_comm()  # its kernels may wait for a lost rank
         for (side,), former in shrunk([self._side], [exclude]):
             try:
-                comm = _meet(self._found, side)
+                comm = _meet(self._libraries, side)
             except (RankwiseError, self._nccl.NCCLError):
                 comm = None
             if side.agree(int(comm is not None)):
-                new = NcclCommunicator(self._found, side, comm, self._cuda.another())
+                new = NcclCommunicator(self._libraries, side, comm, self._cuda.another())
                 new.former_ranks = former
                 return new
             if comm is not None:

@@ -183,15 +183,15 @@ def _adjoint(call: Call, given: Any) -> Any:
     total = Call(What.ALL_REDUCE, call.group, site=call.site)
     match call.what:
         case What.BROADCAST:
-            (found,) = bind(total, given)
-            return found if rank == call.peer else jnp.zeros_like(found)
+            (result,) = bind(total, given)
+            return result if rank == call.peer else jnp.zeros_like(result)
         case What.ALL_GATHER:
             flat = given if given.ndim == 1 else given.reshape(n * given.shape[1], *given.shape[2:])
-            (found,) = bind(call._replace(what=What.REDUCE_SCATTER), flat)
-            return found.reshape(given.shape[1:])
+            (result,) = bind(call._replace(what=What.REDUCE_SCATTER), flat)
+            return result.reshape(given.shape[1:])
         case What.REDUCE_SCATTER:
-            (found,) = bind(call._replace(what=What.ALL_GATHER), given / n if call.op is ReduceOp.MEAN else given)
-            return found.reshape(-1, *given.shape[1:])
+            (result,) = bind(call._replace(what=What.ALL_GATHER), given / n if call.op is ReduceOp.MEAN else given)
+            return result.reshape(-1, *given.shape[1:])
         case What.SENDRECV:
             return bind(call._replace(peer=call.source, source=call.peer), given)[0]
         case _:
@@ -334,10 +334,10 @@ def _group(group: Group | None) -> Group:
 
 
 def _dtype(x: jax.Array) -> DType:
-    found = dtypes.from_numpy(x.dtype)
-    if found is None:
+    dtype = dtypes.from_numpy(x.dtype)
+    if dtype is None:
         raise TypeError(f"x: arrays of {x.dtype} cannot be exchanged; expected numbers or bools")
-    return found
+    return dtype
 
 
 def _op(op: Op, dtype: DType) -> ReduceOp:

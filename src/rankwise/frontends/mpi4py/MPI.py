@@ -185,7 +185,6 @@ File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
     _errors.Absent(f"MPI.{name}")
     for name in ("File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
 )
-_errors.add_absent(Comm, Intracomm, Datatype, Op, Group, Request, Status, Win)
 
 
 def __getattr__(name: str) -> Any:

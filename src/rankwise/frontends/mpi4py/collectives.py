@@ -68,15 +68,15 @@ def _bcast(c: Context, buf: Any, root: int = 0) -> Body:
 
 def _gather(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    here = root == c.rank
-    into = parse(recvbuf, True, c.size) if here else NO_BLOCKS
-    mine = into.block(root) if here and in_place(sendbuf) else simple(sendbuf, False)
-    if here:
-        _check_room(into.sizes[root], mine.nbytes)
-    dtype = mine.dtype
+    is_root = root == c.rank
+    into = parse(recvbuf, True, c.size) if is_root else NO_BLOCKS
+    own = into.block(root) if is_root and in_place(sendbuf) else simple(sendbuf, False)
+    if is_root:
+        _check_room(into.sizes[root], own.nbytes)
+    dtype = own.dtype
     if parse is simple:
-        return partial(_move, mine, into, c.collectives.gather, mine.nbytes // dtype.itemsize, dtype, root)
-    return partial(_move, mine, into, _gather_blocks, c, mine.nbytes, into.sizes or [0] * c.size, dtype, root)
+        return partial(_move, own, into, c.collectives.gather, own.nbytes // dtype.itemsize, dtype, root)
+    return partial(_move, own, into, _gather_blocks, c, own.nbytes, into.sizes or [0] * c.size, dtype, root)
 
 
 def _gather_blocks(data: int, room: int, c: Context, nbytes: int, sizes: list[int], dtype: DType, root: int) -> None:
@@ -89,39 +89,39 @@ def _gather_blocks(data: int, room: int, c: Context, nbytes: int, sizes: list[in
 
 def _scatter(c: Context, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Parse) -> Body:
     root = c.root(root)
-    here = root == c.rank
-    given = parse(sendbuf, False, c.size) if here else NO_BLOCKS
-    stays = here and in_place(recvbuf)
-    mine = given.block(root) if stays else simple(recvbuf, True)
-    if here and parse is simple:
-        _check_room(given.sizes[root], mine.nbytes)
-    into, dtype = scratch(mine) if stays else mine, mine.dtype
+    is_root = root == c.rank
+    given = parse(sendbuf, False, c.size) if is_root else NO_BLOCKS
+    stays = is_root and in_place(recvbuf)
+    own = given.block(root) if stays else simple(recvbuf, True)
+    if is_root and parse is simple:
+        _check_room(given.sizes[root], own.nbytes)
+    into, dtype = scratch(own) if stays else own, own.dtype
     if parse is simple:
-        return partial(_move, given, into, c.collectives.scatter, mine.nbytes // dtype.itemsize, dtype, root)
-    return partial(_move, given, into, _scatter_blocks, c, mine.nbytes, given.sizes or [0] * c.size, dtype, root)
+        return partial(_move, given, into, c.collectives.scatter, own.nbytes // dtype.itemsize, dtype, root)
+    return partial(_move, given, into, _scatter_blocks, c, own.nbytes, given.sizes or [0] * c.size, dtype, root)
 
 
 def _scatter_blocks(data: int, room: int, c: Context, nbytes: int, sizes: list[int], dtype: DType, root: int) -> int:
     """nbytes: of the room. sizes: as in _gather_blocks. Returns the bytes of this rank."""
-    mine = c.shortcuts.scatter_blocks(data, sizes, root, room, nbytes)
-    if mine is None:
+    own = c.shortcuts.scatter_blocks(data, sizes, root, room, nbytes)
+    if own is None:
         known = c.group.broadcast(np.array(sizes, np.int64), root).tolist()
         # If it has too little room, no such scatter is possible, which the other ranks must learn.
-        known[c.rank] = mine = min(known[c.rank], nbytes)
+        known[c.rank] = own = min(known[c.rank], nbytes)
         c.collectives.scatter_v(data, room, _elements(known, dtype), dtype, root)
-    return mine
+    return own
 
 
 def _allgather(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
     into = parse(recvbuf, True, c.size)
-    mine = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
-    _check_room(into.sizes[c.rank], mine.nbytes)
-    dtype, sizes = mine.dtype, [*into.sizes]
-    sizes[c.rank] = mine.nbytes
+    own = into.block(c.rank) if in_place(sendbuf) else simple(sendbuf, False)
+    _check_room(into.sizes[c.rank], own.nbytes)
+    dtype, sizes = own.dtype, [*into.sizes]
+    sizes[c.rank] = own.nbytes
     counts = _elements(sizes, dtype)
     if parse is simple:
-        return partial(_move, mine, into, c.collectives.all_gather, counts[c.rank], dtype)
-    return partial(_move, mine, into, c.collectives.all_gather_v, counts, dtype)
+        return partial(_move, own, into, c.collectives.all_gather, counts[c.rank], dtype)
+    return partial(_move, own, into, c.collectives.all_gather_v, counts, dtype)
 
 
 def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
@@ -138,16 +138,16 @@ def _alltoall(c: Context, sendbuf: Any, recvbuf: Any, *, parse: Parse) -> Body:
 # ---- reductions: by the engine, or, if it does not have the operation, by folding the ranks' data here ----
 
 
-def _folded(c: Context, row: Operation, mine: Blocks, ranks: int, root: int | None = None) -> Bytes:
+def _folded(c: Context, row: Operation, own: Blocks, ranks: int, root: int | None = None) -> Bytes:
     """The reduction over the first `ranks` ranks; of none, no bytes. root: the rank that needs it; None: all do."""
-    data = mine.packed()
+    data = own.packed()
     room = np.empty(data.size * c.size if root in (None, c.rank) else 0, np.uint8)
     if root is None:
         c.collectives.all_gather(address(data), address(room), data.size, DType.U8)
     else:
         c.collectives.gather(address(data), address(room), data.size, DType.U8, root)
     parts = [room[i * data.size : (i + 1) * data.size] for i in range(ranks)]
-    return row.folded(parts, mine.layout) if parts else room[:0]
+    return row.folded(parts, own.layout) if parts else room[:0]
 
 
 def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Body:
@@ -156,25 +156,25 @@ def _reduce(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0)
 
 def _reducing(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, root: int | None) -> Body:
     """root: None if every rank gets the result."""
-    here = root in (None, c.rank)
-    into = simple(recvbuf, True) if here else NO_BLOCKS
-    mine = _operand(sendbuf, into) if here else simple(sendbuf, False)
-    row, dtype = checked(op, mine.layout), mine.dtype
-    reduce_op = row.engine_op(mine.layout.dtype)
+    receives = root in (None, c.rank)
+    into = simple(recvbuf, True) if receives else NO_BLOCKS
+    own = _operand(sendbuf, into) if receives else simple(sendbuf, False)
+    row, dtype = checked(op, own.layout), own.dtype
+    reduce_op = row.engine_op(own.layout.dtype)
     if reduce_op is None:
-        return lambda: into.unpack(_folded(c, row, mine, c.size if here else 0, root))
+        return lambda: into.unpack(_folded(c, row, own, c.size if receives else 0, root))
 
     method: Any = c.collectives.all_reduce if root is None else c.collectives.reduce
     rest = () if root is None else (root,)
 
     def body() -> None:
-        data = mine.packed()
-        if here:
+        data = own.packed()
+        if receives:
             room = into.room()
             room[:] = data
             data = room
         method(address(data), data.size // dtype.itemsize, dtype, reduce_op, *rest)
-        if here:
+        if receives:
             into.unpack(data)
 
     return body
@@ -236,15 +236,15 @@ def _scan(c: Context, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bo
     """The reduction over the ranks before this one, and this one if inclusive; over none, the buffer stays as it is."""
     ranks = c.rank + inclusive
     into = simple(recvbuf, True)
-    mine = _operand(sendbuf, into)
-    row, dtype = checked(op, mine.layout), mine.dtype
-    reduce_op = row.engine_op(mine.layout.dtype)
+    own = _operand(sendbuf, into)
+    row, dtype = checked(op, own.layout), own.dtype
+    reduce_op = row.engine_op(own.layout.dtype)
     if reduce_op is None or not c.comm.scans:
-        return lambda: into.unpack(_folded(c, row, mine, ranks))
-    call = Call(SCAN if inclusive else EXSCAN, 0, 0, mine.nbytes // dtype.itemsize, dtype, reduce_op)
+        return lambda: into.unpack(_folded(c, row, own, ranks))
+    call = Call(SCAN if inclusive else EXSCAN, 0, 0, own.nbytes // dtype.itemsize, dtype, reduce_op)
     return partial(
         _move,
-        mine,
+        own,
         into if ranks else scratch(into),
         lambda data, room: c.collectives.run(call._replace(send=data, recv=room)),
     )
@@ -254,9 +254,9 @@ def _operand(sendbuf: Any, into: Blocks) -> Blocks:
     """What this rank contributes. Raises ValueError if it does not fit what it receives."""
     if in_place(sendbuf):
         return into
-    mine = simple(sendbuf, False)
-    check_equal(mine, into)
-    return mine
+    operand = simple(sendbuf, False)
+    check_equal(operand, into)
+    return operand
 
 
 def _check_room(block: int, other: int) -> None:

@@ -11,7 +11,7 @@ from rankwise.frontends.mpi4py import specs
 from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.collectives import BufferCollectives
 from rankwise.frontends.mpi4py.context import MAX_TAG, Context
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import absent, error
 from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, Group
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
@@ -30,6 +30,11 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     _null = "ERR_COMM"
     Barrier = ObjectCollectives.barrier  # Ibarrier and Barrier_init are made with the collectives on buffers
+    (
+        Create_errhandler, Get_errhandler, Call_errhandler, Create_keyval, Free_keyval, Get_failed, Ack_failed,
+        Agree, Iagree, Shrink, Ishrink, Revoke, Is_revoked, Psend_init, Precv_init, Join, Get_remote_size,
+        Get_remote_group, Merge, Create_intercomm,
+    ) = absent(20)  # fmt: skip
 
     # ---- what it is ----
 
@@ -66,8 +71,8 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     def Compare(self, comm: Comm) -> int:
         if self._live() is comm._live():
             return IDENT
-        found = self.Get_group().Compare(comm.Get_group())
-        return CONGRUENT if found == IDENT else found
+        comparison = self.Get_group().Compare(comm.Get_group())
+        return CONGRUENT if comparison == IDENT else comparison
 
     def Get_info(self) -> Info:
         return Info.Create(self._live().info)
@@ -166,8 +171,8 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
     def Detach_buffer(self) -> Any:
         c = self._live()
-        found, c.buffer = c.buffer, None
-        return found if found is None or found is specs.BUFFER_AUTOMATIC else buffer(found)
+        detached, c.buffer = c.buffer, None
+        return detached if detached is None or detached is specs.BUFFER_AUTOMATIC else buffer(detached)
 
     def Flush_buffer(self) -> None:
         self._live()
@@ -191,6 +196,13 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
 
 class Intracomm(Comm):
     """A communicator of one group: every communicator here is one."""
+
+    (
+        Spawn, Spawn_multiple, Accept, Connect, Create_graph, Create_dist_graph, Create_dist_graph_adjacent,
+        Create_from_groups, Graph_map, Neighbor_allgather, Neighbor_allgatherv, Neighbor_alltoall,
+        Neighbor_alltoallv, Neighbor_alltoallw, Ineighbor_allgather, Ineighbor_allgatherv, Ineighbor_alltoall,
+        Ineighbor_alltoallv, Ineighbor_alltoallw, neighbor_allgather, neighbor_alltoall,
+    ) = absent(21)  # fmt: skip
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
         grid = new_grid(dims, periods, self.size, "ERR_ARG")

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import absent, error
 from rankwise.frontends.mpi4py.handles import Named
 
 ORDER_C = 56
@@ -88,6 +88,10 @@ class Datatype(Named[Layout], root=True):
     """An MPI datatype."""
 
     _null = "ERR_TYPE"
+    (
+        Create_darray, Create_f90_integer, Create_f90_real, Create_f90_complex, Get_envelope, Get_contents,
+        decode, Match_size, Get_attr, Set_attr, Create_keyval, Pack_external, Unpack_external,
+    ) = absent(13)  # fmt: skip
 
     # ---- what it is ----
 
@@ -193,8 +197,10 @@ class Datatype(Named[Layout], root=True):
         return made.Create_resized(0, stride)
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
-        one = self._live()
-        return Datatype._of(Layout(one.offsets, one.width, lb, extent, one.basic, one.elements, aligned=one.aligned))
+        live = self._live()
+        return Datatype._of(
+            Layout(live.offsets, live.width, lb, extent, live.basic, live.elements, aligned=live.aligned)
+        )
 
     @classmethod
     def Create_struct(
@@ -227,20 +233,22 @@ def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
     layouts = [(part._live(), count, at) for part, count, at in parts]
     full = [each for each in layouts if each[1] and each[0].size]
     runs = [  # their width, and where each of them begins
-        (one.size * count, np.array([at])) if one.contiguous else (one.width, one.all_offsets(count, at))
-        for one, count, at in full
+        (piece.size * count, np.array([at])) if piece.contiguous else (piece.width, piece.all_offsets(count, at))
+        for piece, count, at in full
     ]
     width = reduce(gcd, (each for each, _ in runs), 0)
     pieces = [(starts[:, None] + np.arange(0, each, width)).reshape(-1) for each, starts in runs]
     offsets = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
     occupied = [each for each in layouts if each[1]]
-    ends = [(one.lb + at + i * one.extent) for one, count, at in occupied for i in (0, count - 1)]
-    uppers = [(one.lb + one.extent + at + i * one.extent) for one, count, at in occupied for i in (0, count - 1)]
+    ends = [(piece.lb + at + i * piece.extent) for piece, count, at in occupied for i in (0, count - 1)]
+    uppers = [
+        (piece.lb + piece.extent + at + i * piece.extent) for piece, count, at in occupied for i in (0, count - 1)
+    ]
     lb, ub = min(ends, default=0), max(uppers, default=0)
-    basics = {one.basic for one, _, _ in full}
+    basics = {piece.basic for piece, _, _ in full}
     basic = basics.pop() if len(basics) == 1 else None
-    elements = sum(one.elements * count for one, count, _ in layouts)
-    aligned = max((one.aligned for one, _, _ in full), default=1)
+    elements = sum(piece.elements * count for piece, count, _ in layouts)
+    aligned = max((piece.aligned for piece, _, _ in full), default=1)
     return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements, aligned=aligned))
 
 
@@ -290,14 +298,14 @@ _OPS = dict.fromkeys("iuS", _INTEGER) | {
 
 
 def _predefined() -> dict[str, Datatype]:
-    found = {}
+    datatypes = {}
     for name, code in _PREDEFINED.items():
         dtype = np.dtype(code)
         layout = Layout([0], dtype.itemsize, 0, dtype.itemsize, dtype, 1, f"MPI_{name}", dtype.alignment)
         layout.char = _CHARS.get(name, dtype.char)
         layout.code = dtype.str[1:] if _SIZED.fullmatch(name) else layout.char
         layout.ops = _OPS.get(_DOMAINS.get(name, dtype.kind), frozenset())
-        found[name] = Datatype._of(layout)._named(name)
+        datatypes[name] = Datatype._of(layout)._named(name)
     for name, code in _PAIRS.items():
         fields = [("value", code), ("index", "i4")]
         padded: Any = np.dtype(fields, align=True)
@@ -305,10 +313,10 @@ def _predefined() -> dict[str, Datatype]:
         offsets = [*range(padded["value"].itemsize), *range(place, place + 4)]
         layout = Layout(offsets, 1, 0, padded.itemsize, np.dtype(fields), 2, f"MPI_{name}", padded.alignment)
         layout.ops = _OPS["pair"]
-        found[name] = Datatype._of(layout)._named(name)
-    found |= {alias: found[name] for alias, name in _ALIASES.items()}
+        datatypes[name] = Datatype._of(layout)._named(name)
+    datatypes |= {alias: datatypes[name] for alias, name in _ALIASES.items()}
     null = Datatype()._named("DATATYPE_NULL")
-    return found | dict.fromkeys(_UNKNOWN, null) | {"DATATYPE_NULL": null}
+    return datatypes | dict.fromkeys(_UNKNOWN, null) | {"DATATYPE_NULL": null}
 
 
 PREDEFINED = _predefined()

@@ -141,10 +141,10 @@ class MPIPoolExecutor(futures.Executor):
                     except Empty:
                         raise futures.TimeoutError from None
                     pending.remove(future)
-                    found = future.result(left)
+                    result = future.result(left)
                     for chunk in islice(chunks, 1):
                         submit(chunk)
-                    yield from found
+                    yield from result
             finally:
                 for future in pending:
                     future.cancel()

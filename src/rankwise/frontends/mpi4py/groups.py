@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import AbsentMethod, error
 from rankwise.frontends.mpi4py.handles import Handle
 from rankwise.frontends.mpi4py.status import PROC_NULL, UNDEFINED
 from rankwise.frontends.mpi4py.world import WORLD
@@ -17,6 +17,7 @@ class Group(Handle[list[int]], root=True):
     """An MPI group: the ranks of its members in the world."""
 
     _null = "ERR_GROUP"
+    Create_from_session_pset = AbsentMethod()
 
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
         all_ranks = self._live()
@@ -67,25 +68,25 @@ class Group(Handle[list[int]], root=True):
 
     def _spread(self, ranges: Sequence[Any]) -> list[int]:
         """The ranks of (first, last, stride), last included; ERR_ARG if there are none, or one of them twice."""
-        found: list[int] = []
+        ranks: list[int] = []
         for first, last, step in ranges:
             if step == 0 or (last - first) * step < 0 or not all(0 <= end < self.size for end in (first, last)):
                 raise error("ERR_ARG", f"range {first, last, step}: expected ranks of the group, and a stride between")
-            found += range(first, last + (1 if step > 0 else -1), step)
-        if len(set(found)) < len(found):
+            ranks += range(first, last + (1 if step > 0 else -1), step)
+        if len(set(ranks)) < len(ranks):
             raise error("ERR_ARG", f"ranges {[*ranges]}: a rank is in them twice")
-        return found
+        return ranks
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """The numbers that these ranks, by default all, have in the other group, by default the world.
 
         UNDEFINED where they are not in it.
         """
-        found = []
+        translated = []
         for rank in range(self.Get_size()) if ranks is None else ranks:
             number = PROC_NULL if rank == PROC_NULL else self._chosen([rank])[0]
-            found.append(number if number == PROC_NULL or group is None else _place(number, group._live()))
-        return found
+            translated.append(number if number == PROC_NULL or group is None else _place(number, group._live()))
+        return translated
 
     def Compare(self, group: Group) -> int:
         first, second = self._live(), group._live()

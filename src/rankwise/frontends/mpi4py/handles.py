@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import absent, error
 
 T = TypeVar("T")
 H = TypeVar("H", bound="Handle[Any]")
@@ -28,6 +28,8 @@ class Handle(Generic[T]):
     __slots__ = ("_h",)
     _h: T | None
     """What it refers to."""
+
+    py2f, f2py, handle, fromhandle, toint, fromint = absent(6)
 
     def __new__(cls: type[H], handle: Any = None, *args: Any, **options: Any) -> H:
         if handle is not None and not isinstance(handle, cls._root):

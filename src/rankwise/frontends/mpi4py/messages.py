@@ -257,15 +257,15 @@ class Messages(Named[Context]):
         src, label = _ANY.get(source, source), _ANY.get(tag, tag)
         try:
             if status is None:
-                found = context.shortcuts.recv_object_plain(src, label, None, CODEC.read, None)
-                if found is not NotImplemented:
-                    return unwrap(found)
+                obj = context.shortcuts.recv_object_plain(src, label, None, CODEC.read, None)
+                if obj is not NotImplemented:
+                    return unwrap(obj)
             else:
                 described = context.shortcuts.recv_object_with_source(src, label, CODEC.read, None)
                 if described is not NotImplemented:
-                    found, message = described
+                    obj, message = described
                     status._set(message)
-                    return unwrap(found)
+                    return unwrap(obj)
         except MismatchError:  # the message is a buffer, and still there
             buf = None
         return _finish(self._begin_receive(source, tag), status)
@@ -284,9 +284,9 @@ class Messages(Named[Context]):
         status: Status | None = None,
     ) -> Any:
         sending = self.isend(sendobj, dest, sendtag)
-        found = self.recv(recvbuf, source, recvtag, status)
+        received = self.recv(recvbuf, source, recvtag, status)
         sending.wait()
-        return found
+        return received
 
     # ---- looking for messages ----
 
@@ -297,12 +297,12 @@ class Messages(Named[Context]):
         message = NOBODY
         if src is not None:
             limit = context.group.timeout if waits else 0.0
-            found = context.group.receives.probe(src, label, limit)
-            if found is None:
+            envelope = context.group.receives.probe(src, label, limit)
+            if envelope is None:
                 if not waits:
                     return None
                 raise late("Probe", limit, src, label)
-            message = (found.source, found.tag, found.count * found.dtype.itemsize)
+            message = (envelope.source, envelope.tag, envelope.count * envelope.dtype.itemsize)
         if status is not None:
             status._set(message)
         return message
@@ -334,11 +334,11 @@ class Messages(Named[Context]):
         if src is None:
             self._look(source, tag, status, waits)
             return Message(MESSAGE_NO_PROC)
-        while (found := context.group.receives.recv_arrived(src, label)) is None:
+        while (arrived := context.group.receives.recv_arrived(src, label)) is None:
             if not waits:
                 return None
             self._look(source, tag, None, waits)
-        work, message = found
+        work, message = arrived
         if status is not None:
             status._set(message)
         return Message._of(Arriving(work))
@@ -381,8 +381,8 @@ class Message(Handle[Started], root=True):
 
     @classmethod
     def Iprobe(cls, comm: Messages, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message | None:
-        found = comm.Improbe(source, tag, status)
-        return None if found is None else cls(found)
+        arrived = comm.Improbe(source, tag, status)
+        return None if arrived is None else cls(arrived)
 
     probe, iprobe = Probe, Iprobe
 

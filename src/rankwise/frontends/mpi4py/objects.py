@@ -25,17 +25,17 @@ class ObjectCollectives(Messages):
         c = self._h or self._live()
         if not PICKLE.replaced:
             return c.group.broadcast_object(obj, c.root(root))
-        found = c.group.broadcast_object(PICKLE.dumps(obj) if c.root(root) == c.rank else None, root)
-        return obj if root == c.rank else PICKLE.loads(found)
+        received = c.group.broadcast_object(PICKLE.dumps(obj) if c.root(root) == c.rank else None, root)
+        return obj if root == c.rank else PICKLE.loads(received)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         c = self._h or self._live()
-        found: Any = c.group.gather_object(wrap(sendobj), c.root(root))
-        return found if not PICKLE.replaced or found is None else [*map(unwrap, found)]
+        wrapped: Any = c.group.gather_object(wrap(sendobj), c.root(root))
+        return wrapped if not PICKLE.replaced or wrapped is None else [*map(unwrap, wrapped)]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        found: Any = (self._h or self._live()).group.all_gather_object(wrap(sendobj))
-        return [*map(unwrap, found)] if PICKLE.replaced else found
+        wrapped: Any = (self._h or self._live()).group.all_gather_object(wrap(sendobj))
+        return [*map(unwrap, wrapped)] if PICKLE.replaced else wrapped
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         c = self._h or self._live()
@@ -44,13 +44,13 @@ class ObjectCollectives(Messages):
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         c = self._h or self._live()
-        found = exchange_objects(c.group, _one_each(sendobj, c.size))
-        return [*map(unwrap, found)] if PICKLE.replaced else found
+        objects = exchange_objects(c.group, _one_each(sendobj, c.size))
+        return [*map(unwrap, objects)] if PICKLE.replaced else objects
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         of_two = _function(op)
-        found = self.gather(sendobj, root)
-        return None if found is None else combine(of_two, found)
+        objects = self.gather(sendobj, root)
+        return None if objects is None else combine(of_two, objects)
 
     def allreduce(self, sendobj: Any, op: Op = SUM) -> Any:
         return combine(_function(op), self.allgather(sendobj))
@@ -71,7 +71,7 @@ def _function(op: Any) -> Any:
 
 def _one_each(objs: Any, size: int) -> list[Any]:
     """What travels in place of `objs`, as a list; of None, `size` times None."""
-    found = [None] * size if objs is None else list(objs)
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
-    return [*map(wrap, found)] if PICKLE.replaced else found
+    objects = [None] * size if objs is None else list(objs)
+    if len(objects) != size:
+        raise ValueError(f"expecting {size} items, got {len(objects)}")
+    return [*map(wrap, objects)] if PICKLE.replaced else objects

@@ -47,16 +47,16 @@ class Operation:
         if self.user is not None:
             total = bytearray(parts[0])
             for part in parts[1:]:
-                one, total = total, bytearray(part)
+                last, total = total, bytearray(part)
                 if total:
-                    self.user(buffer(one), buffer(total), Datatype._of(layout))
+                    self.user(buffer(last), buffer(total), Datatype._of(layout))
             return np.frombuffer(total, np.uint8)
         assert layout.basic is not None  # or `checked` would have raised
         assert self.fold is not None
         basic = np.dtype(np.int8) if layout.basic.kind == "S" else layout.basic
         with np.errstate(all="ignore"):
-            found = combine(self.fold, [part.view(basic) for part in parts])
-        return np.array(found.astype(basic, copy=False)).view(np.uint8)
+            result = combine(self.fold, [part.view(basic) for part in parts])
+        return np.array(result.astype(basic, copy=False)).view(np.uint8)
 
 
 class Op(Handle[Operation], root=True):
@@ -87,9 +87,9 @@ class Op(Handle[Operation], root=True):
     is_commutative = property(Is_commutative)
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
-        mine, other = simple(inbuf, False), simple(inoutbuf, True)
-        check_equal(mine, other)
-        other.unpack(checked(self, other.layout).folded([mine.packed(), other.packed()], other.layout))
+        operand, other = simple(inbuf, False), simple(inoutbuf, True)
+        check_equal(operand, other)
+        other.unpack(checked(self, other.layout).folded([operand.packed(), other.packed()], other.layout))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._h is not None and self._h.user is not None:

@@ -222,11 +222,11 @@ class Request(Handle[Started], root=True):
         if status is not None:
             h: Any = self._h
             if isinstance(h, Persistent):
-                h.work = found = h.work and arrived(h.work)
+                h.work = completion = h.work and arrived(h.work)
             else:
-                self._h = found = h and arrived(h)
-            found = completed(found or SENT)
-            status._set(found.message, found.cancelled)
+                self._h = completion = h and arrived(h)
+            completion = completed(completion or SENT)
+            status._set(completion.message, completion.cancelled)
         return True
 
     get_status = Get_status
@@ -241,17 +241,17 @@ class Request(Handle[Started], root=True):
     @classmethod
     def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
         """Wait for all. Raises ERR_IN_STATUS if some have failed; the statuses then have the error of each."""
-        found, failed = [], None
+        results, failed = [], None
         for request, status in zip(requests, _statuses(statuses, len(requests)), strict=True):
             try:
-                found.append(request.wait(status))
+                results.append(request.wait(status))
             except Exception as raised:
                 failed = failed or raised
                 if status is not None:
                     status.Set_error(raised.error_class)
         if failed is not None:
             raise error("ERR_IN_STATUS", f"the first of the operations that have failed: {failed}") from failed
-        return found or None
+        return results or None
 
     @classmethod
     def Waitall(cls, requests: Requests, statuses: Any = None) -> bool:
@@ -269,8 +269,8 @@ class Request(Handle[Started], root=True):
     @classmethod
     def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
         """The index of a complete one, whether there is one, and its object. Inactive requests do not count."""
-        index, found = _any_done(requests, status)
-        return index, found, None if index == UNDEFINED else requests[index].wait(status)
+        index, result = _any_done(requests, status)
+        return index, result, None if index == UNDEFINED else requests[index].wait(status)
 
     @classmethod
     def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
@@ -278,8 +278,8 @@ class Request(Handle[Started], root=True):
 
     @classmethod
     def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
-        index, _, found = _until(lambda: cls.testany(requests, status), lambda result: result[1], requests)
-        return index, found
+        index, _, message = _until(lambda: cls.testany(requests, status), lambda result: result[1], requests)
+        return index, message
 
     @classmethod
     def Waitany(cls, requests: Requests, status: Status | None = None) -> int:
@@ -309,10 +309,10 @@ class Request(Handle[Started], root=True):
 
     @classmethod
     def Get_status_any(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
-        index, found = _any_done(requests, status)
+        index, result = _any_done(requests, status)
         if index != UNDEFINED:
             requests[index].Get_status(status)
-        return index, found
+        return index, result
 
     @classmethod
     def Get_status_all(cls, requests: Requests, statuses: Any = None) -> bool:
@@ -385,9 +385,9 @@ def _statuses(given: Any, count: int) -> list[Status | None]:
     return [*given, *[None] * count][:count]
 
 
-def _until(look: Callable[[], Any], found: Callable[[Any], Any], requests: Requests) -> Any:
+def _until(look: Callable[[], Any], is_complete: Callable[[Any], Any], requests: Requests) -> Any:
     """Call `look` until what it returns is wanted."""
     pauses = Pauses()
-    while not found(result := look()):
+    while not is_complete(result := look()):
         pauses.wait([work for request in requests if request._h is not None for work in works_of(request._h)])
     return result

@@ -83,8 +83,8 @@ class Blocks:
     def dtype(self) -> DType:
         """rankwise's dtype of all the elements; U8 if they have none, or several."""
         kinds = {layout.dtype for layout in self.layouts}
-        found = kinds.pop() if len(kinds) == 1 else None
-        return DType.U8 if found is None else found
+        kind = kinds.pop() if len(kinds) == 1 else None
+        return DType.U8 if kind is None else kind
 
     def packed(self) -> Bytes:
         """The blocks' data, one after the other: the buffer's own memory where it lies like that."""
@@ -110,11 +110,11 @@ class Blocks:
             return
         at = 0
         for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True):
-            here = min(count, (data.size - at) // max(1, layout.size))
-            if here and layout.size:
-                pieces = data[at : at + here * layout.size].view(f"V{layout.width}")
-                layout.pieces(self.memory)[layout.all_offsets(here, start)] = pieces
-            at += here * layout.size
+            fitting = min(count, (data.size - at) // max(1, layout.size))
+            if fitting and layout.size:
+                pieces = data[at : at + fitting * layout.size].view(f"V{layout.width}")
+                layout.pieces(self.memory)[layout.all_offsets(fitting, start)] = pieces
+            at += fitting * layout.size
 
     def elements(self, data: Bytes) -> Any:
         """Data as an array of the elements."""
@@ -358,18 +358,18 @@ def _entries(kind: Datatype, length: int) -> int:
 
 def _ints(values: Any, blocks: int, what: str) -> list[int]:
     if type(values) is ndarray and values.dtype.kind in "iu":
-        found: list[int] = values.tolist()
+        numbers: list[int] = values.tolist()
     else:
         each = values if hasattr(values, "__len__") else [values] * blocks
-        found = [operator.index(value) for value in each]
-    if len(found) != blocks:
-        raise ValueError(f"message: expecting {blocks} {what}, got {len(found)}")
-    return found
+        numbers = [operator.index(value) for value in each]
+    if len(numbers) != blocks:
+        raise ValueError(f"message: expecting {blocks} {what}, got {len(numbers)}")
+    return numbers
 
 
-def check_equal(mine: Blocks, into: Blocks) -> None:
+def check_equal(operand: Blocks, into: Blocks) -> None:
     """Raise ValueError unless what is reduced and the result have as much of the same kind."""
-    if mine.layout.dtype != into.layout.dtype:
+    if operand.layout.dtype != into.layout.dtype:
         raise ValueError("mismatch in send and receive MPI datatypes")
-    if mine.nbytes != into.nbytes:
-        raise ValueError(f"mismatch in send count {mine.counts[0]} and receive count {into.counts[0]}")
+    if operand.nbytes != into.nbytes:
+        raise ValueError(f"mismatch in send count {operand.counts[0]} and receive count {into.counts[0]}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from rankwise.frontends.mpi4py.errors import absent
+
 UNDEFINED = -32766
 ANY_SOURCE = ANY_TAG = -1
 PROC_NULL = -2
@@ -19,6 +21,8 @@ NOBODY = (PROC_NULL, ANY_TAG, 0)
 
 class Status:
     """Source, tag, error, length and cancellation of one message. The length of an object is that of its encoding."""
+
+    py2f, f2py, handle, fromhandle, toint, fromint = absent(6)
 
     def __init__(self, status: Status | None = None) -> None:
         if status is not None and not isinstance(status, Status):

@@ -57,10 +57,10 @@ class Grid(Messages):
 
     @property
     def _grid(self) -> Cartesian:
-        found: Cartesian | None = self._live().topology
-        if found is None:
+        cartesian: Cartesian | None = self._live().topology
+        if cartesian is None:
             raise error("ERR_TOPOLOGY", "this communicator has no Cartesian topology")
-        return found
+        return cartesian
 
     def Get_dim(self) -> int:
         return len(self._grid.dims)
@@ -82,21 +82,21 @@ class Grid(Messages):
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """(source, dest) of a shift by `disp` along an axis; PROC_NULL beyond an end."""
-        where, found = self._grid, []
+        where, neighbours = self._grid, []
         for step in (-disp, disp):
             coords = where.coords(self._live().rank)
             coords[direction] += step
             inside = where.periods[direction] or 0 <= coords[direction] < where.dims[direction]
-            found.append(where.rank(coords) if inside else PROC_NULL)
-        return found[0], found[1]
+            neighbours.append(where.rank(coords) if inside else PROC_NULL)
+        return neighbours[0], neighbours[1]
 
     def Sub(self: Any, remain_dims: Sequence[bool]) -> Any:
         """The part of the grid along these axes in which this rank is."""
         where: Cartesian = self._grid
-        kept = [axis for axis, keep in enumerate(remain_dims) if keep]
-        others = Cartesian([1 if axis in kept else n for axis, n in enumerate(where.dims)], where.periods)
-        fixed = [0 if axis in kept else at for axis, at in enumerate(where.coords(self.rank))]
-        left = Cartesian([where.dims[axis] for axis in kept], [where.periods[axis] for axis in kept])
+        kept_axes = [axis for axis, keep in enumerate(remain_dims) if keep]
+        others = Cartesian([1 if axis in kept_axes else n for axis, n in enumerate(where.dims)], where.periods)
+        fixed = [0 if axis in kept_axes else at for axis, at in enumerate(where.coords(self.rank))]
+        left = Cartesian([where.dims[axis] for axis in kept_axes], [where.periods[axis] for axis in kept_axes])
         return self._made(self._live().group.split(others.rank(fixed)), type(self), left)
 
 

@@ -13,7 +13,7 @@ from rankwise import CollectiveTimeout, Group, PeerLostError, UnsupportedError
 from rankwise.frontends.mpi4py import groups
 from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.context import Context
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import absent, error
 from rankwise.frontends.mpi4py.handles import Named
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.status import PROC_NULL
@@ -111,6 +111,12 @@ class Win(Named[Window], root=True):
     """
 
     _null = "ERR_WIN"
+    (
+        Create, Create_dynamic, Allocate, Attach, Detach, Put, Get, Accumulate, Get_accumulate, Fetch_and_op,
+        Compare_and_swap, Rput, Rget, Raccumulate, Rget_accumulate, Post, Start, Complete, Wait, Test, Set_info,
+        Set_attr, Delete_attr, Create_keyval, Free_keyval, Create_errhandler, Get_errhandler, Set_errhandler,
+        Call_errhandler,
+    ) = absent(29)  # fmt: skip
 
     @classmethod
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info | None = None, comm: Any = None) -> Win:

@@ -116,8 +116,8 @@ class World:
         """A number that the ranks share that can share memory, and no others of this group. Collective."""
         if group.backend in ("solo", "shm", "threads"):
             return 0
-        here = mark()
-        return int(group.all_gather_object(here).index(here))
+        host = mark()
+        return int(group.all_gather_object(host).index(host))
 
 
 WORLD = World()

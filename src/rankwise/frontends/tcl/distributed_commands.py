@@ -22,9 +22,9 @@ _ALL_REDUCE = Wording(
 )
 
 
-def _init(name: str, help: str, default: Any = REQUIRED) -> Parameter:
+def _init(name: str, description: str, default: Any = REQUIRED) -> Parameter:
     complaint = f"{collectives.MISSING_OR_INVALID} Invalid -{camel(name)} parameter: {{given}}. Must be an integer."
-    return Parameter(name, value_types.INTEGER, help, default, complaint)
+    return Parameter(name, value_types.INTEGER, description, default, complaint)
 
 
 _FACT = Wording(many=WRONG_ARGS)

@@ -24,10 +24,10 @@ def to_numpy(tensor: NDArray[Any] | torch.Tensor) -> NDArray[Any]:
         return tensor
     import torch
 
-    plain = tensor.detach()
-    if plain.dtype is torch.bfloat16:  # NumPy has no such type of its own
-        return plain.view(torch.int16).numpy().view(dtypes.to_numpy(DType.BF16))
-    return plain.numpy()
+    detached = tensor.detach()
+    if detached.dtype is torch.bfloat16:  # NumPy has no such type of its own
+        return detached.view(torch.int16).numpy().view(dtypes.to_numpy(DType.BF16))
+    return detached.numpy()
 
 
 def to_torch(tensor: NDArray[Any] | torch.Tensor) -> torch.Tensor:
@@ -92,16 +92,16 @@ class Handles:
         import torch
 
         if isinstance(value, torch.Tensor):
-            kept = value if value.requires_grad else to_numpy(value)
-            return self._add(self.tensors, "tensor", kept)
+            stored = value if value.requires_grad else to_numpy(value)
+            return self._add(self.tensors, "tensor", stored)
         if isinstance(value, torch.nn.Module):
             return self._add(self.modules, "module", value)
         return self._add(self.optimizers, "optimizer", value)
 
-    def _add(self, kept: dict[str, Any], name: str, value: Any) -> str:
+    def _add(self, table: dict[str, Any], name: str, value: Any) -> str:
         handle = f"{name}{self._made[name]}"
         self._made[name] += 1
-        kept[handle] = value
+        table[handle] = value
         return handle
 
     def add_work(self, name: str, work: Work[Any], shared: bool) -> str:
@@ -129,7 +129,7 @@ class Handles:
         return [*self.tensors, *self.modules, *self.optimizers, *self.works]
 
 
-def _find(kept: dict[str, V], handle: str, name: str) -> V:
-    if handle not in kept:
+def _find(table: dict[str, V], handle: str, name: str) -> V:
+    if handle not in table:
         raise ValueError(f'Invalid {name} handle: "{handle}"')
-    return kept[handle]
+    return table[handle]

@@ -17,9 +17,9 @@ Commands = Mapping[str, Command]
 
 def find(commands: Commands, name: str) -> Command:
     """The command with this name or alias, with or without torch::. Raises ValueError if there is none."""
-    plain = name.removeprefix("::").removeprefix("torch::")
+    unqualified = name.removeprefix("::").removeprefix("torch::")
     for command in commands.values():
-        if plain in (command.name, command.alias):
+        if unqualified in (command.name, command.alias):
             return command
     near = nearest(name, commands)
     advice = f"Did you mean torch::{near}?" if near else "torch::help lists the commands."

@@ -82,8 +82,8 @@ def set_mode(session: Session, model: torch.nn.Module, training: bool) -> str:
 
 def parameters(session: Session, model: torch.nn.Module) -> tuple[str, ...]:
     """The handles of the parameters, the same ones in every call."""
-    kept = {id(tensor): handle for handle, tensor in session.handles.tensors.items()}
-    return tuple(kept.get(id(parameter)) or session.handles.add(parameter) for parameter in model.parameters())
+    handles = {id(tensor): handle for handle, tensor in session.handles.tensors.items()}
+    return tuple(handles.get(id(parameter)) or session.handles.add(parameter) for parameter in model.parameters())
 
 
 def gradients(session: Session, model: torch.nn.Module) -> Tensor:
@@ -137,9 +137,9 @@ def load(session: Session, file: str, model: str | None) -> str:
 
     try:
         with open(file, "rb") as stream:
-            found = torch.load(stream, weights_only=True)
-        module = _built(found["module"])
-        module.load_state_dict(found["state"])
+            state = torch.load(stream, weights_only=True)
+        module = _built(state["module"])
+        module.load_state_dict(state["state"])
     except OSError as error:
         raise invalid("file", file, f"{error.strerror}.") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError):
@@ -147,11 +147,11 @@ def load(session: Session, file: str, model: str | None) -> str:
     if model is None:
         return session.handles.add(module)
     given = session.handles.module(model)
-    if _description(given) != found["module"]:
+    if _description(given) != state["module"]:
         raise invalid(
-            "model", model, f"The file has {_text(found['module'])}, the model is {_text(_description(given))}."
+            "model", model, f"The file has {_text(state['module'])}, the model is {_text(_description(given))}."
         )
-    given.load_state_dict(found["state"])
+    given.load_state_dict(state["state"])
     return model
 
 

@@ -59,8 +59,8 @@ class Optimizer:
 
     def state_bytes(self) -> int:
         """The bytes of the state tensors, which have the shape of the part; step counters are left out."""
-        kept = [value for state in self._torch.state.values() for value in state.values()]
-        return sum(value.nbytes for value in kept if getattr(value, "shape", None) == self._part.shape)
+        values = [value for state in self._torch.state.values() for value in state.values()]
+        return sum(value.nbytes for value in values if getattr(value, "shape", None) == self._part.shape)
 
     def _elements(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, slice]]:
         """Views of the parameters' elements from start to stop of the flat vector, with their slices of that range."""
@@ -115,9 +115,9 @@ def _checked(parameters: tuple[Any, ...]) -> list[torch.Tensor]:
         raise refuse("and the list is empty")
     if len(set(map(id, parameters))) < len(parameters):
         raise refuse("each once")
-    found = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
-    if len(found) > 1:
-        raise refuse(f"all of one type, not {' and '.join(found)}")
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+    if len(dtypes) > 1:
+        raise refuse(f"all of one type, not {' and '.join(dtypes)}")
     return list(parameters)
 
 

@@ -18,7 +18,7 @@ LONGEST: Final = 60
 
 def camel(name: str) -> str:
     """'distributed_all_reduce' -> 'distributedAllReduce'."""
-    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
 def invalid(option: str, given: object, must: str) -> ValueError:
@@ -146,7 +146,7 @@ class Command:
                     errors.append((self._valid_words(handles, form, words), error))
         if not errors:
             raise self._error(self.wording.many)
-        raise max(errors, key=lambda found: found[0])[1]
+        raise max(errors, key=lambda error_at: error_at[0])[1]
 
     def _valid_words(self, handles: Handles, form: Sequence[str], words: Sequence[str]) -> int:
         """How many words come before the first one that does not fit the form."""

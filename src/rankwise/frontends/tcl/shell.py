@@ -75,13 +75,13 @@ class Shell:
             signal.signal(signal.SIGINT, handler)
 
     def _completer(self, readline: ModuleType) -> object:
-        found: list[str] = []
+        completions: list[str] = []
 
         def complete(text: str, state: int) -> str | None:
             if state == 0:
                 before = readline.get_line_buffer()[: readline.get_begidx()]
-                found[:] = self.completions(before, text)
-            return found[state] if state < len(found) else None
+                completions[:] = self.completions(before, text)
+            return completions[state] if state < len(completions) else None
 
         return complete
 

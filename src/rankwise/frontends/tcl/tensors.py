@@ -33,8 +33,8 @@ def words_of(tensor: Tensor) -> list[str]:
     elif dtypes.from_numpy(flat.dtype) == DTYPES["bfloat16"]:
         flat = flat.astype(np.float32)
     if flat.dtype.kind == "f" and flat.dtype.itemsize < 8:
-        found: list[str] = flat.astype(str).tolist()
-        return found
+        words: list[str] = flat.astype(str).tolist()
+        return words
     return [repr(value) for value in flat.tolist()]
 
 
@@ -213,8 +213,8 @@ def element_wise(function: Callable[..., Any]) -> Callable[..., Operand]:
         try:
             return _compute(function, tensor, other)
         except OverflowError:
-            kept = to_numpy(tensor).dtype.name
-            raise invalid("other", other, f"Must be a number that fits into the tensor's type, {kept}.") from None
+            dtype = to_numpy(tensor).dtype.name
+            raise invalid("other", other, f"Must be a number that fits into the tensor's type, {dtype}.") from None
         except (ValueError, RuntimeError):
             raise ValueError(f"Operands do not fit together: {_kind(tensor)} and {_kind(other)}") from None
 
@@ -259,8 +259,8 @@ def load(session: Session, file: str) -> Tensor:
     except (ValueError, EOFError):
         raise invalid("file", file, "Must be a file that tensor_save or numpy.save wrote.") from None
     if not isinstance(tensor, np.ndarray) or dtypes.from_numpy(tensor.dtype) not in DTYPES.values():
-        found = tensor.dtype if isinstance(tensor, np.ndarray) else "several arrays"
-        raise invalid("file", file, f"It holds {found}, and a tensor is one array of {', '.join(DTYPES)}.")
+        content = tensor.dtype if isinstance(tensor, np.ndarray) else "several arrays"
+        raise invalid("file", file, f"It holds {content}, and a tensor is one array of {', '.join(DTYPES)}.")
     return tensor.astype(tensor.dtype.newbyteorder("="))
 
 

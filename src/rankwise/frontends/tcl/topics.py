@@ -133,8 +133,8 @@ def nearest(name: str, commands: Iterable[str]) -> str | None:
     """The command, by snake_case name, that this unknown name resembles; distributed_ may be missing from it."""
     known: dict[str, str] = {}
     for command in commands:
-        plain = _plain(command)
-        for key in (plain, plain.removeprefix("distributed")):
+        bare = _plain(command)
+        for key in (bare, bare.removeprefix("distributed")):
             known.setdefault(key, command)
     near = get_close_matches(_plain(name), known, n=1, cutoff=0.7)
     return known[near[0]] if near else None

@@ -22,8 +22,8 @@ _OPTIMIZER = Parameter("optimizer", value_types.OPTIMIZER, "the optimizer")
 _FILE = Parameter("file", value_types.TEXT, "the path of the file")
 
 
-def _number(name: str, help: str, default: float) -> Parameter:
-    return Parameter(name, value_types.FINITE, help, default)
+def _number(name: str, description: str, default: float) -> Parameter:
+    return Parameter(name, value_types.FINITE, description, default)
 
 
 _LR = Parameter("lr", value_types.FINITE, "the learning rate")

@@ -32,10 +32,10 @@ _SHORT = {"float": "float32", "double": "float64", "half": "float16", "int": "in
 def dtype_of(word: str) -> np.dtype[Any]:
     """The NumPy dtype that `word` names, in upper or lower case. Raises ValueError if it names none."""
     name = word.lower()
-    found = DTYPES.get(_SHORT.get(name, name))
-    if found is None:
+    dtype = DTYPES.get(_SHORT.get(name, name))
+    if dtype is None:
         raise ValueError(word)
-    return dtypes.to_numpy(found)
+    return dtypes.to_numpy(dtype)
 
 
 def number_of(word: str) -> Number:

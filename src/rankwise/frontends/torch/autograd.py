@@ -93,8 +93,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         group, operation, adjoint = ctx.backward_of
         # Only with create_graph=True does anybody ask for the gradient of a gradient.
-        found = _linear(grad, group, adjoint, operation) if torch.is_grad_enabled() else adjoint(grad)
-        return found, None, None, None
+        gradient = _linear(grad, group, adjoint, operation) if torch.is_grad_enabled() else adjoint(grad)
+        return gradient, None, None, None
 
 
 def _linear(x: Tensor, group: Group, operation: Operation, adjoint: Operation) -> Tensor:
@@ -102,8 +102,8 @@ def _linear(x: Tensor, group: Group, operation: Operation, adjoint: Operation) -
 
     The backward pass is collective: a rank that had nothing to do in it would leave the others waiting.
     """
-    mine = _GRAD_MODE_OFF if not torch.is_grad_enabled() else _REQUIRES_GRAD if x.requires_grad else 0
-    anywhere = group.all_reduce(mine, "bor")
+    mode = _GRAD_MODE_OFF if not torch.is_grad_enabled() else _REQUIRES_GRAD if x.requires_grad else 0
+    anywhere = group.all_reduce(mode, "bor")
     if anywhere == _REQUIRES_GRAD | _GRAD_MODE_OFF:
         raise MismatchError(
             "rw.autograd: a rank gave a tensor that requires grad, and another one called with grad mode off, "
@@ -128,10 +128,10 @@ def _checked(x: Tensor, group: Group | None) -> tuple[Group, Buffer]:
 
 
 def _sum_or_mean(op: Op, given: Buffer) -> Literal["sum", "mean"]:
-    found = None if ops.is_composed(op) else ops.resolve(op, given.dtype)
-    if found is ReduceOp.SUM:
+    resolved = None if ops.is_composed(op) else ops.resolve(op, given.dtype)
+    if resolved is ReduceOp.SUM:
         return "sum"
-    if found is ReduceOp.MEAN:
+    if resolved is ReduceOp.MEAN:
         return "mean"
     raise ValueError(
         f"op={op!r}: expected 'sum' or 'mean'; others are had of rw.autograd.all_gather(x), by amax(0) or prod(0)"

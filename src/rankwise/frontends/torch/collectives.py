@@ -368,13 +368,13 @@ class TorchCollectives(Core):
 
     def _sparse_sum(self, given: Tensor) -> Tensor:
         # The shape goes along: ranks with different ones must not add them up.
-        mine = torch.tensor([given._nnz(), given.sparse_dim(), *given.shape], dtype=torch.int64)
+        layout = torch.tensor([given._nnz(), given.sparse_dim(), *given.shape], dtype=torch.int64)
         size = self._size
-        found = torch.empty((size, len(mine)), dtype=torch.int64)
-        self._gather_entries(mine, found, [len(mine)] * size)
-        if not torch.equal(found[:, 1:], mine[1:].expand(size, -1)):
-            raise ValueError(f"sparse all_reduce: the ranks have different shapes: {found[:, 2:].tolist()}")
-        entries = found[:, 0].tolist()
+        layouts = torch.empty((size, len(layout)), dtype=torch.int64)
+        self._gather_entries(layout, layouts, [len(layout)] * size)
+        if not torch.equal(layouts[:, 1:], layout[1:].expand(size, -1)):
+            raise ValueError(f"sparse all_reduce: the ranks have different shapes: {layouts[:, 2:].tolist()}")
+        entries = layouts[:, 0].tolist()
         indices, values = given.indices().t().contiguous(), given.values().contiguous()
         all_indices = indices.new_empty((sum(entries), indices.shape[1]))
         all_values = values.new_empty((sum(entries), *values.shape[1:]))
@@ -382,8 +382,8 @@ class TorchCollectives(Core):
         self._gather_entries(values, all_values, [n * prod(values.shape[1:]) for n in entries])
         return torch.sparse_coo_tensor(all_indices.t(), all_values, given.shape, check_invariants=False).coalesce()
 
-    def _gather_entries(self, mine: Tensor, out: Tensor, counts: list[int]) -> None:
-        self.collectives.all_gather_v(mine.data_ptr(), out.data_ptr(), counts, moved(mine.dtype))
+    def _gather_entries(self, entries: Tensor, out: Tensor, counts: list[int]) -> None:
+        self.collectives.all_gather_v(entries.data_ptr(), out.data_ptr(), counts, moved(entries.dtype))
 
     def _rooted(self, kind: Any, opts: Any, timeout: timedelta | None, root: int, **fields: Any) -> tuple[Any, int]:
         """The options of an operation with a root, which torch's short forms pass by position or by name; the root."""

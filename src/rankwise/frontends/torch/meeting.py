@@ -91,12 +91,12 @@ def meet(
             plan = replace(plan, backend=SEVERAL_HOSTS, host=host, port=listener.getsockname()[1], inherited=fits)
         return json.dumps(asdict(plan)).encode()
 
-    mine = json.dumps(locality.locality()).encode()
+    own_locality = json.dumps(locality.locality()).encode()
     try:
         if rank == 0:
-            answer = lead(own.under(str(own.add("call", 1))), {0: mine}, size, end, late, decide)
+            answer = lead(own.under(str(own.add("call", 1))), {0: own_locality}, size, end, late, decide)
         else:
-            answer = opened(_answered(own, rank, mine, end + GRACE))
+            answer = opened(_answered(own, rank, own_locality, end + GRACE))
     except (Missing, ConnectionError) as error:
         raise late([0], str(error)) from error
     plan = Plan(**json.loads(answer))

@@ -25,10 +25,10 @@ def substitute(name: str) -> None:
 
     @wraps(original)
     def helper(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **options: Any) -> Any:
-        ours = _with_rankwise(backend, name)
-        if ours is None:
+        replacement = _with_rankwise(backend, name)
+        if replacement is None:
             return original(size, rank, ranks, backend, *args, **options)
-        group, store = original(size, rank, ranks, Backend(ours), *args, **options)
+        group, store = original(size, rank, ranks, Backend(replacement), *args, **options)
         world = distributed_c10d._world
         if group in world.pg_map:  # a rank that is no member gets a placeholder, which is not there
             world.pg_map[group] = (backend, store)

@@ -271,9 +271,9 @@ _known: dict[tuple[int, torch.dtype], Reduction] = {}
 def reduction(op: Any, given: torch.dtype) -> Reduction:
     """The Reduction of elements of `given` by torch's `op`; reductions without a factor are cached."""
     number = op.op.value
-    found = _known.get((number, given))
-    if found is None:
-        found = Reduction(op, given)
-        if found.factor is None:
-            _known[number, given] = found
-    return found
+    known = _known.get((number, given))
+    if known is None:
+        known = Reduction(op, given)
+        if known.factor is None:
+            _known[number, given] = known
+    return known

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
         settings = Settings.read()
         timeout = settings.timeout if settings.timeout_given else TIMEOUT
     _start(timeout, options.abort, options.trace)
-    here = "rankwise.frontends.watch"
-    after_import({"mpi4py.MPI": f"{here}.mpi", "torch.distributed.distributed_c10d": f"{here}.torch"})
+    package = "rankwise.frontends.watch"
+    after_import({"mpi4py.MPI": f"{package}.mpi", "torch.distributed.distributed_c10d": f"{package}.torch"})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nothing is lost if the job is ended
     sys.argv = [options.program, *options.arguments]

@@ -130,11 +130,11 @@ class _Adoption:
         members.Free()
         return ranks
 
-    def watched(self, comm: Any, id: int, label: str) -> Any:
+    def watched(self, comm: Any, identifier: int, label: str) -> Any:
         """The communicator as an instance of a watched class."""
-        found = self.comm_class(type(comm))(comm)
-        found._watched, found._id, found._label = _watch.add_comm(id, label), id, label
-        return found
+        watched = self.comm_class(type(comm))(comm)
+        watched._watched, watched._id, watched._label = _watch.add_comm(identifier, label), identifier, label
+        return watched
 
     # ---- the end ----
 

@@ -64,8 +64,8 @@ class _Groups:
         if name not in self.comms:
             given = getattr(group, "group_desc", "undefined")
             label = "the default group" if group is world else f"group {name if given == 'undefined' else given}"
-            id = identity("torch", self.worlds, name, module.get_process_group_ranks(group))
-            self.comms[name] = _watch.add_comm(id, label, deferred="nccl" in str(module.get_backend(group)))
+            identifier = identity("torch", self.worlds, name, module.get_process_group_ranks(group))
+            self.comms[name] = _watch.add_comm(identifier, label, deferred="nccl" in str(module.get_backend(group)))
         return self.comms[name]
 
     def forget(self) -> None:

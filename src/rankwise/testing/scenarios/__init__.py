@@ -17,10 +17,10 @@ Scenario = Callable[[Group], None]
 def scenarios_of(*modules: ModuleType) -> dict[str, Scenario]:
     """The scenarios of these modules by name; afterwards each checks that the group still works."""
     return {
-        name: partial(_leaving_it_working, found)
+        name: partial(_leaving_it_working, scenario)
         for module in modules
-        for name, found in vars(module).items()
-        if isinstance(found, FunctionType) and found.__module__ == module.__name__ and not name.startswith("_")
+        for name, scenario in vars(module).items()
+        if isinstance(scenario, FunctionType) and scenario.__module__ == module.__name__ and not name.startswith("_")
     }
 
 

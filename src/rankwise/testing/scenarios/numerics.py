@@ -35,17 +35,17 @@ def same_bits_everywhere(group: Group) -> None:
     """The bits are equal on every rank, in a second run, and for the same numbers elsewhere in an array."""
     for dtype in _supported(group, FLOATS):
         for count in (1, 3, 1000, 70_001):
-            mine = _reals(group.world_size, count, dtype)[group.rank]
+            own = _reals(group.world_size, count, dtype)[group.rank]
             for op in ("sum", "mean", "product"):
-                first = group.all_reduce(mine.copy(), op)
-                second = group.all_reduce(mine.copy(), op)
+                first = group.all_reduce(own.copy(), op)
+                second = group.all_reduce(own.copy(), op)
                 assert first.tobytes() == second.tobytes(), (
                     f"{op} of {count} {dtype.name}: the second run gave other bits"
                 )
                 sums = group.all_gather(np.uint32(zlib.crc32(first.tobytes())))
                 assert (sums == sums[0]).all(), f"{op} of {count} {dtype.name}: the ranks have different bits"
-                reduced = group.reduce(mine.copy(), group.world_size - 1, op)
-                again = group.reduce(mine.copy(), group.world_size - 1, op)
+                reduced = group.reduce(own.copy(), group.world_size - 1, op)
+                again = group.reduce(own.copy(), group.world_size - 1, op)
                 if reduced is not None and again is not None:
                     # Other engines may add in another order to reduce than to all_reduce.
                     want = second if isinstance(group.comm, EngineCommunicator) else again
@@ -107,13 +107,13 @@ def subnormals_are_kept(group: Group) -> None:
 
 def _supported(group: Group, dtypes: Sequence[DType]) -> list[DType]:
     """The dtypes that both this installation and the backend support; the answer is the same on all ranks."""
-    found = []
+    supported = []
     for dtype in dtypes:
         if dtype in numpy_dtypes():
             with suppress(UnsupportedError):
                 group.all_reduce(np.zeros(1, numpy_dtypes()[dtype]))
-                found.append(dtype)
-    return found
+                supported.append(dtype)
+    return supported
 
 
 def _reals(world_size: int, count: int, dtype: DType) -> list[Array]:

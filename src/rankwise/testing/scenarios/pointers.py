@@ -24,10 +24,10 @@ def barrier_waits_for_all(group: Group) -> None:
 
 def barrier_completes_messages(group: Group) -> None:
     comm = group.comm
-    mine, got = np.full(999, comm.rank, np.int32), np.empty(999, np.int32)
+    own, got = np.full(999, comm.rank, np.int32), np.empty(999, np.int32)
     before = (comm.rank - 1) % comm.world_size
     comm.recv(got.ctypes.data, got.size, DType.I32, before)
-    comm.send(mine.ctypes.data, mine.size, DType.I32, (comm.rank + 1) % comm.world_size)
+    comm.send(own.ctypes.data, own.size, DType.I32, (comm.rank + 1) % comm.world_size)
     comm.barrier()
     assert (got == before).all()
 

@@ -149,19 +149,19 @@ def sizes(text: str) -> list[int]:
     if ":" not in text:
         return sorted({size(word) for word in text.split(",")})
     low, high = (size(word) for word in text.split(":", 1))
-    found = {low, high}
+    sizes = {low, high}
     while high >= 4 * low:
-        found.add(high)
+        sizes.add(high)
         high //= 4
-    return sorted(found)
+    return sorted(sizes)
 
 
 def others(text: str) -> dict[str, list[Row]]:
     """The type of --vs: {name: rankwise's rows in an earlier result, or none for what is to be measured}."""
-    found: dict[str, list[Row]] = {}
+    results: dict[str, list[Row]] = {}
     for name in text.split(","):
         if name in KNOWN:
-            found[name] = []
+            results[name] = []
             continue
         try:
             rows = [Row(**row) for row in json.loads(Path(name).read_text(encoding="utf-8"))["rows"]]
@@ -169,8 +169,8 @@ def others(text: str) -> dict[str, list[Row]]:
             known = ", ".join(KNOWN)
             raise argparse.ArgumentTypeError(f"expected some of {known}, or a file of --json, got {name!r}") from None
         stem = Path(name).stem
-        found[stem] = [replace(row, library=stem) for row in rows if row.library == OURS]
-    return found
+        results[stem] = [replace(row, library=stem) for row in rows if row.library == OURS]
+    return results
 
 
 def check_operations(parser: Parser, given: Sequence[str], known: Sequence[str]) -> None:
@@ -217,7 +217,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         with ExitStack() as stack:
             contenders = start(to_start, n, stack, progress)
             if not about:
-                about = {one.name: one.workers.about for one in contenders}
+                about = {contender.name: contender.workers.about for contender in contenders}
                 print("\n".join(f"{name}: {text}" for name, text in about.items()), flush=True)
             contenders += [Contender(name, contenders[0].workers, name) for name in MEMORIES if name in options.vs]
             bench = Bench(
@@ -275,7 +275,7 @@ def start(to_start: dict[str, Launch], n: int, stack: ExitStack, progress: Progr
     A library whose ranks do not start is left out, but rankwise, the first of them, raises WorkersError.
     """
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="rankwise-bench-")))
-    started = {name: Workers(one, n, folder) for name, one in to_start.items() if name not in progress.left_out}
+    started = {name: Workers(launch, n, folder) for name, launch in to_start.items() if name not in progress.left_out}
     contenders = []
     for name, workers in started.items():
         stack.callback(workers.close)

@@ -523,11 +523,10 @@ class Point:
         if case.kind == "object":
             objects = [content(self.at, rank if case.divides else source) for source in sources]
             return objects if case.gathers else objects[0]
-        given = patterns(n)[sources]
+        sent = patterns(n)[sources]
+        rows = sent.sum(axis=0)[None] if case.reduces else sent
         block, start = (count // n, rank * (count // n)) if case.divides else (count, 0)
-        return np.concatenate(
-            [self._repeated(one, start, block) for one in (given.sum(axis=0)[None] if case.reduces else given)]
-        )
+        return np.concatenate([self._repeated(row, start, block) for row in rows])
 
     def seconds(self, iterations: int, batches: int, fresh: bool) -> list[float]:
         """The seconds of each of `batches` batches on this rank. fresh: write the arrays before each batch."""
@@ -571,13 +570,13 @@ class RankServer:
         """The seconds of each batch."""
         return {"seconds": self.point(**point).seconds(iterations, batches, fresh)}
 
-    def do_algorithms(self, operation: str, bytes: int) -> dict[str, Any]:
+    def do_algorithms(self, operation: str, size: int) -> dict[str, Any]:
         """The algorithms that a call tries, and how the ranks share the cores."""
         library: Any = self.library
         engine = library.group.comm.shortcuts
         if not hasattr(engine, "algorithms"):
             raise RuntimeError("--algorithms: this backend has no native engine that chooses algorithms")
-        return {"algorithms": engine.algorithms(operation, bytes), "cores": engine.thresholds[0]}
+        return {"algorithms": engine.algorithms(operation, size), "cores": engine.thresholds[0]}
 
 
 def main(name: str, path: str, server: Callable[[Library], RankServer] = RankServer) -> None:

@@ -65,44 +65,48 @@ class Bench:
     def point(self, case: Case, at: str, count: int) -> list[Row]:
         """Measure a point; the rows are in the order of the contenders."""
         size = count * np.dtype(self.dtype).itemsize
-        contenders = [one for one in self.contenders if one.can(case)]
+        contenders = [contender for contender in self.contenders if contender.can(case)]
         at_once = max(1, self.started)
         need = len(contenders) * self.n * (size + case.total(size, self.n)) * at_once
         if need > 0.8 * self.machine.memory:
             self.progress.leave_out(f"{case.name} of {at} bytes", f"needs {need / 2**30:.1f} GiB of memory")
             return []
         choice, unable = self._choices(case, size) if self.algorithms else ("", set())
-        contenders = [one for one in contenders if one.name not in unable]
+        contenders = [contender for contender in contenders if contender.name not in unable]
         request = {"case": case.name, "at": at, "count": count, "dtype": self.dtype, "started": self.started}
-        calls: dict[str, list[float]] = {one.name: [] for one in contenders}
+        calls: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for _ in range(1 + ROUNDS):
-            for one in contenders:
-                if not one.workers.alive:
+            for contender in contenders:
+                if not contender.workers.alive:
                     continue
-                self.progress.show(f"{case.name} {at}, {count_of_ranks(self.n)}: {one.name}")
+                self.progress.show(f"{case.name} {at}, {count_of_ranks(self.n)}: {contender.name}")
                 try:
-                    calls[one.name] += self._round(one, request, min(calls[one.name], default=None))
+                    calls[contender.name] += self._round(contender, request, min(calls[contender.name], default=None))
                 except WorkersError as error:
-                    self._lost(one, error)
+                    self._lost(contender, error)
         rows = []
-        for one in contenders:
-            if one.workers.alive:
+        for contender in contenders:
+            if contender.workers.alive:
                 times = sorted(
-                    1e6 * call / (case.per_call * at_once) for call in calls[one.name][1:]
+                    1e6 * call / (case.per_call * at_once) for call in calls[contender.name][1:]
                 )  # the first is an estimate
                 middle, p99 = median(times), times[math.ceil(0.99 * len(times)) - 1]
                 bandwidth = case.bus_bandwidth(size, self.n, middle / 1e6) if size else None
-                chosen = one.name == choice
-                rows.append(Row(one.name, case.name, self.n, at, size, middle, times[0], p99, bandwidth, chosen))
+                chosen = contender.name == choice
+                rows.append(Row(contender.name, case.name, self.n, at, size, middle, times[0], p99, bandwidth, chosen))
         return rows
 
     def _choices(self, case: Case, size: int) -> tuple[str, set[str]]:
         """What rankwise chooses on private arrays, and which contenders cannot run their algorithm at this size."""
-        ours, *forced = [one for one in self.contenders if one.workers.alive]
-        request = {"do": "algorithms", "operation": case.name, "bytes": size}
+        ours, *forced = [contender for contender in self.contenders if contender.workers.alive]
+        request = {"do": "algorithms", "operation": case.name, "size": size}
         first = ours.workers.ask(**request)[0]["algorithms"]
         choice = next((name for name in first if not name.startswith("registered")), "")
-        return choice, {one.name for one in forced if one.workers.ask(**request)[0]["algorithms"] != [one.name]}
+        return choice, {
+            contender.name
+            for contender in forced
+            if contender.workers.ask(**request)[0]["algorithms"] != [contender.name]
+        }
 
     def _lost(self, contender: Contender, error: WorkersError) -> None:
         contender.workers.close()

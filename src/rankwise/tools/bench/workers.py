@@ -86,7 +86,7 @@ class Workers:
                 raise WorkersError(self._how_it_ended())
         hellos = self._answers(deadline)
         by_rank = sorted(
-            zip([hello["rank"] for hello in hellos], self._connections, strict=True), key=lambda one: one[0]
+            zip([hello["rank"] for hello in hellos], self._connections, strict=True), key=lambda ranked: ranked[0]
         )
         self._connections = [connection for _, connection in by_rank]
         self.about = hellos[0]["about"]
@@ -106,18 +106,18 @@ class Workers:
     def _answers(self, deadline: float) -> list[dict[str, Any]]:
         """One answer from every rank, in the order of the connections."""
         answers: dict[Any, dict[str, Any]] = {}
-        while waiting := [one for one in self._connections if one not in answers]:
+        while waiting := [connection for connection in self._connections if connection not in answers]:
             ready: list[Any] = wait(waiting, max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise WorkersError(f"{len(waiting)} of {self.n} ranks did not answer in time")
-            for one in ready:
+            for connection in ready:
                 try:
-                    answers[one] = one.recv()
+                    answers[connection] = connection.recv()
                 except (EOFError, ConnectionResetError):
                     raise WorkersError(self._how_it_ended()) from None
-                if "error" in answers[one]:
-                    raise WorkersError(answers[one]["error"])
-        return [answers[one] for one in self._connections]
+                if "error" in answers[connection]:
+                    raise WorkersError(answers[connection]["error"])
+        return [answers[connection] for connection in self._connections]
 
     def _how_it_ended(self) -> str:
         """How the launcher ended, with the last lines of its output."""

@@ -65,19 +65,19 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, terminated)
     try:
-        found, tried = facts(), trials(list(FOR), options.timeout)
+        known, tried = facts(), trials(list(FOR), options.timeout)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     chosen = choices(tried)
     if options.json:
         report = {
-            "facts": {fact.name: {"value": fact.value, "note": fact.note} for fact in found},
+            "facts": {fact.name: {"value": fact.value, "note": fact.note} for fact in known},
             "backends": {trial.backend: asdict(trial) for trial in tried},
             "choices": [asdict(choice) for choice in chosen],
         }
         print(json.dumps(report, indent=2))
     else:
-        show(found, tried, chosen)
+        show(known, tried, chosen)
     return 0 if any(trial.backend == "shm" and trial.works for trial in tried) else 1
 
 
@@ -148,7 +148,7 @@ def _missing(trial: Trial) -> str:
     return f"{why}; try: {trial.remedy}" if trial.remedy else why
 
 
-def show(found: Sequence[Fact], tried: Sequence[Trial], chosen: Sequence[Choice]) -> None:
+def show(facts: Sequence[Fact], tried: Sequence[Trial], chosen: Sequence[Choice]) -> None:
     """Print what is ready, and the tables."""
     backends = [
         (trial.backend, "works", f"for {trial.use}")
@@ -158,7 +158,7 @@ def show(found: Sequence[Fact], tried: Sequence[Trial], chosen: Sequence[Choice]
     ]
     _table(None, readiness(tried))
     _table(("backend", "result", "reason"), backends)
-    _table(("this machine", "result", "reason"), [(fact.name, fact.value, fact.note) for fact in found])
+    _table(("this machine", "result", "reason"), [(fact.name, fact.value, fact.note) for fact in facts])
     _table(("started by", "rw.init uses", "reason"), [(c.where, c.backend, c.why) for c in chosen])
 
 

@@ -41,14 +41,14 @@ class Fact:
 
 def facts() -> list[Fact]:
     """All facts, in the order of the report."""
-    found = []
+    rows = []
     for name, find in FACTS.items():
         try:
             value, note = find()
         except Exception as error:  # noqa: BLE001 - the report shows it and goes on
             value, note = "unknown", f"{type(error).__name__}: {error}"
-        found.append(Fact(name, value, note))
-    return found
+        rows.append(Fact(name, value, note))
+    return rows
 
 
 def _cores() -> tuple[str, str]:

@@ -36,10 +36,10 @@ def table(job: RunningJob) -> Table:
     ranks = job.ranks()
     age = max(1e-9, time.time() - job.view.started / 1e9)
     where = f"launcher {job.launcher}" if job.launcher else "no launcher"
-    here, count = len(ranks), count_of_ranks(job.world_size)
-    if job.world_size != here:
-        count = f"{here} of {count}"
-    if job.others or job.world_size != here:
+    joined, count = len(ranks), count_of_ranks(job.world_size)
+    if job.world_size != joined:
+        count = f"{joined} of {count}"
+    if job.others or job.world_size != joined:
         count += f" ({count_of_ranks(1 + len(job.others), 'node')})"
     rows: list[tuple[str, ...]] = [
         (

@@ -20,16 +20,16 @@ EMPTY = "<p>The trace holds no operation that all ranks began.</p>"
 
 def page(trace: Trace) -> str:
     """The whole document. It loads nothing, and runs no script but its own."""
-    found = group_operations(trace)
+    group_ops = group_operations(trace)
     template = files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     parts = {
         "heading": escape(heading(trace, WIDTH)),
-        "headline": f"<p{' class=failure' * bool(trace.failure)}>{escape(headline(trace, found))}</p>",
+        "headline": f"<p{' class=failure' * bool(trace.failure)}>{escape(headline(trace, group_ops))}</p>",
         "ranks": _table(ranks(trace)),
         "spans": _table(spans(trace)) if any(rank.spans for rank in trace.ranks) else NO_SPANS,
-        "waits": _matrix(trace, waits(trace, found)),
-        "last": _table(last_to_begin(trace, found)) if found else EMPTY,
-        "operations": _table(operations(trace, found)),
+        "waits": _matrix(trace, waits(trace, group_ops)),
+        "last": _table(last_to_begin(trace, group_ops)) if group_ops else EMPTY,
+        "operations": _table(operations(trace, group_ops)),
         # "<" could end the script element
         "events": json.dumps(timeline(trace)["traceEvents"], separators=(",", ":")).replace("<", "\\u003c"),
     }

@@ -103,10 +103,10 @@ def algorithms_at(operation: str, block: int, chosen: Sequence[Rule]) -> set[str
 
 def points(chosen: Sequence[Rule]) -> dict[str, list[int]]:
     """What these rules need: the blocks of each operation, in the order in which the operations are measured."""
-    found: dict[str, set[int]] = {}
+    points_of: dict[str, set[int]] = {}
     for rule in sorted(chosen, key=lambda rule: list(CASES).index(rule.operation)):
-        found.setdefault(rule.operation, set()).update(blocks(rule))
-    return {operation: sorted(sizes) for operation, sizes in found.items()}
+        points_of.setdefault(rule.operation, set()).update(blocks(rule))
+    return {operation: sorted(sizes) for operation, sizes in points_of.items()}
 
 
 def threshold(rule: Rule, costs: Costs, ranks: int, default: int) -> int | None:
@@ -135,8 +135,8 @@ def _gains(rule: Rule, costs: Costs) -> dict[int, float]:
     """By block: the logarithm of below / above."""
     gains: dict[int, float] = {}
     for block in blocks(rule):
-        found = costs.get((rule.operation, block), {})
-        below, above = ([found[name] for name in side if name in found] for side in (rule.below, rule.above))
+        measured = costs.get((rule.operation, block), {})
+        below, above = ([measured[name] for name in side if name in measured] for side in (rule.below, rule.above))
         if below and above:
             gains[block] = math.log(min(below) / min(above))
     return gains
@@ -227,17 +227,19 @@ class Tune:
         self.machine.show(if_busy=", so the thresholds may be wrong")
         with ExitStack() as stack:
             contenders = self._start(stack)
-            answer = contenders[0].workers.ask(do="algorithms", operation="all_reduce", bytes=8)[0]
+            answer = contenders[0].workers.ask(do="algorithms", operation="all_reduce", size=8)[0]
             cores: str = answer["cores"]
             costs = self._measure(contenders)
         if not costs:
             why = "; ".join(self.progress.left_out.values()) or "too little memory"
             raise WorkersError(f"nothing was measured: {why}")
-        found = self._thresholds(costs, thresholds()[cores])
+        chosen = self._thresholds(costs, thresholds()[cores])
         earlier = before.measured.get(cores)
-        measured = Measured(self.ranks, time.strftime("%Y-%m-%d"), {**(earlier.thresholds if earlier else {}), **found})
+        measured = Measured(
+            self.ranks, time.strftime("%Y-%m-%d"), {**(earlier.thresholds if earlier else {}), **chosen}
+        )
         save(self.path, TuningFile(self.machine.cpu, {**before.measured, cores: measured}))
-        self._report(cores, found)
+        self._report(cores, chosen)
         return 0
 
     def _file(self) -> TuningFile:
@@ -299,12 +301,12 @@ class Tune:
         }
 
     def _thresholds(self, costs: Costs, defaults: dict[str, int]) -> dict[str, int]:
-        found = {rule.threshold: threshold(rule, costs, self.ranks, defaults[rule.threshold]) for rule in self.rules}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {rule.threshold: threshold(rule, costs, self.ranks, defaults[rule.threshold]) for rule in self.rules}
+        return {name: value for name, value in values.items() if value is not None}
 
-    def _report(self, cores: str, found: dict[str, int]) -> None:
+    def _report(self, cores: str, values: dict[str, int]) -> None:
         rows = [("threshold", "default", "here")]
-        rows += [(name, _size(thresholds()[cores][name]), _size(value)) for name, value in found.items()]
+        rows += [(name, _size(thresholds()[cores][name]), _size(value)) for name, value in values.items()]
         self.progress.print(f"\nthresholds, {cores}:")
         print("\n".join(columns(rows, "<>>")))
         use = (
