@@ -1,5 +1,7 @@
 """The rooms import each other only along the arrows, light modules import nothing heavy, files stay short.
 
+No room uses what another one's names say is private to it.
+
 frontends, tools, testing -> the public names of rankwise
  frontends, elastic, pool -> initialize -> group, launch, backends
        frontends, overlap -> group -> arrays -> contract <- backends -> native
@@ -105,6 +107,8 @@ NATIVE_HELPERS = {
 # A tool may list the backends; it opens none.
 BACKEND_NAMES = "rankwise.backends.registry.names"
 EXTENSIONS = {"_native", "_watch"}
+# What Python and torch call private and have no other name for.
+PRIVATE_ELSEWHERE = {"_allgather_base", "_exit", "_set_default_timeout", "_timeout"}
 # The only parts of the package that load these extensions, and what else they may import. Ranks of programs that stay
 # on another library meet as those of the backend shm do, and trace as observers do.
 LOADS = {
@@ -219,6 +223,34 @@ def python_faults(package: Path) -> Iterator[str]:
                 yield f"{where}: imports {name} when it loads; import it inside the function that needs it"
 
 
+def privacy_faults(package: Path) -> Iterator[str]:
+    """Where a room uses a private name, of an object or a module, that only other rooms define, a line each.
+
+    Each front-end and each backend is a room of its own here.
+    """
+    defined: dict[str, set[str]] = {}
+    used: list[tuple[str, str, str]] = []  # the place, its room, the name
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
+        room = "/".join(inside.parts[: 2 if inside.parts[0] in ("frontends", "backends") else 1])
+        names = defined.setdefault(room, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{inside}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                used.append((where, room, node.attr))
+            elif isinstance(node, ast.ImportFrom) and (node.module or "rankwise").startswith("rankwise"):
+                used += [(where, room, alias.name) for alias in node.names]
+    for where, room, name in used:
+        if re.match("_[^_]", name) and name not in defined[room] | EXTENSIONS | PRIVATE_ELSEWHERE:
+            owners = [other for other, names in defined.items() if name in names]
+            if owners:
+                yield f"{where}: {name} is private to {', '.join(owners)}"
+
+
 def module_of(path: Path, package: Path) -> str:
     """The module's name; for an __init__.py the name of its package."""
     parts = path.relative_to(package).with_suffix("").parts
@@ -300,6 +332,28 @@ def test_imports_follow_the_arrows() -> None:
         "the rooms are not where this test looks"
     )
     assert list(python_faults(package)) == []
+
+
+def test_no_room_uses_private_names_of_another() -> None:
+    assert list(privacy_faults(ROOT / "src" / "rankwise")) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(group):\n    return group._comm",
+        "from rankwise.group.group import _comm",
+    ],
+)
+def test_a_private_name_of_another_room_is_found(tmp_path: Path, code: str) -> None:
+    for file, text in {
+        "group/group.py": "class Group:\n    def __init__(self):\n        self._comm = 1",
+        "group/mesh.py": "def f(group):\n    return group._comm",
+        "tools/run.py": code,
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert list(privacy_faults(tmp_path)) == [f"tools/run.py:{1 + code.count(chr(10))}: _comm is private to group"]
 
 
 def test_no_two_files_import_each_other() -> None:

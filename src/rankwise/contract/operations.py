@@ -231,9 +231,10 @@ def check_count(count: int) -> None:
         raise ValueError(f"count={count}: expected 0 or more")
 
 
-def check_rank(rank: int, world_size: int, name: str = "root") -> None:
+def check_rank(rank: int, world_size: int, name: str = "root") -> int:
     if not 0 <= rank < world_size:
         raise ValueError(f"{name}={rank}: expected a rank of the group, 0 to {world_size - 1}")
+    return rank
 
 
 def _check_counts(counts: Sequence[int], world_size: int, name: str) -> None:

@@ -32,6 +32,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from rankwise import Group
 from rankwise.arrays import dtypes
 from rankwise.arrays.ops import Op, is_composed, resolve
+from rankwise.contract.operations import check_rank
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.default_group import default_group
 from rankwise.group.group import RENEWALS
@@ -279,7 +280,7 @@ def all_reduce(x: Any, op: Op = "sum", group: Group | None = None) -> jax.Array:
 
 def broadcast(x: Any, src: int = 0, group: Group | None = None) -> jax.Array:
     """The `x` of rank `src`, on every rank; it has the same shape and dtype on all of them."""
-    return _exchanged(What.BROADCAST, x, group, peer=_rank("src", src, group))
+    return _exchanged(What.BROADCAST, x, group, peer=check_rank(src, _group(group).world_size, "src"))
 
 
 def all_gather(x: Any, group: Group | None = None) -> jax.Array:
@@ -307,7 +308,8 @@ def sendrecv(
         src: None receives nothing; the result is zeros.
         tag: of both messages.
     """
-    to, of = (-1 if rank is None else _rank(name, rank, group) for name, rank in (("dst", dst), ("src", src)))
+    n = _group(group).world_size
+    to, of = (-1 if rank is None else check_rank(rank, n, name) for name, rank in (("dst", dst), ("src", src)))
     return _exchanged(What.SENDRECV, x, group, peer=to, source=of, tag=tag)
 
 
@@ -344,10 +346,3 @@ def _op(op: Op, dtype: DType) -> ReduceOp:
     if is_composed(op):
         raise ValueError(f"op={op!r}: expected the name of an operation, such as 'sum'; others need all_gather")
     return resolve(op, dtype)
-
-
-def _rank(name: str, rank: int, group: Group | None) -> int:
-    n = _group(group).world_size
-    if not 0 <= rank < n:
-        raise ValueError(f"{name}={rank}: expected a rank of the group, 0 to {n - 1}")
-    return rank

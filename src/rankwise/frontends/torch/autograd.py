@@ -17,8 +17,9 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.buffers import source
 from rankwise.arrays.ops import Op
 from rankwise.contract.errors import MismatchError
+from rankwise.contract.operations import check_rank
 from rankwise.contract.types import ReduceOp
-from rankwise.group.base import check_axis_0
+from rankwise.group.base import check_axis_0, integer
 from rankwise.group.default_group import default_group
 from rankwise.group.group import Group
 
@@ -72,7 +73,7 @@ def all_to_all(x: Tensor, group: Group | None) -> Tensor:
 
 def broadcast(x: Tensor, src: int, group: Group | None) -> Tensor:
     group, _ = _checked(x, group)
-    src = group._rank(src, "src")
+    src = check_rank(integer(src, "src"), group.world_size, "src")
 
     def sum_to_src(grad: Tensor) -> Tensor:
         total = group.reduce(_copy(grad), src)

@@ -38,6 +38,7 @@ from rankwise.contract.operations import (
     REDUCE_SCATTER_V,
     SCATTER,
     Call,
+    check_rank,
 )
 from rankwise.frontends.torch.core import UNSET, Core, a_list, with_options
 from rankwise.frontends.torch.tensors import (
@@ -389,7 +390,7 @@ class TorchCollectives(Core):
         """The options of an operation with a root, which torch's short forms pass by position or by name; the root."""
         if type(opts) is not kind:
             opts = with_options(kind, None, timeout, rootRank=root if opts is None else opts, **fields)
-        return opts, self._check_root(opts.rootRank)
+        return opts, check_rank(opts.rootRank, self._size)
 
     def _misplaced(self, part: Memory, whole: Memory) -> bool:
         """Whether a part shares memory with the whole, which is n times as large, other than in its place there."""

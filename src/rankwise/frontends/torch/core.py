@@ -152,11 +152,6 @@ class Core:
         else:
             self.comm.start_call(on_stream)
 
-    def _check_root(self, root: int) -> int:
-        if not 0 <= root < self._size:
-            raise ValueError(f"root={root}: expected a rank of the group, 0 to {self._size - 1}")
-        return root
-
 
 def with_options(kind: Any, opts: Any, timeout: timedelta | None, **fields: Any) -> Any:
     """`opts` if it is torch's options object, else an options object made from a short form's arguments."""

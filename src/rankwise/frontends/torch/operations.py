@@ -16,6 +16,7 @@ from torch.distributed import Work, distributed_c10d
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import PeerLostError, UnsupportedError
 from rankwise.contract.message import ANY, no_probe
+from rankwise.contract.operations import check_rank
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.timeouts import check_timeout
 from rankwise.contract.work import Work as OurWork
@@ -62,12 +63,12 @@ class TorchMessages(Core):
         memory = source(tensor)
         if memory.pack is not None:
             memory.pack()  # a message begins when it is called, not when the stream comes to it
-        dst, number = self._check_root(dstRank), _check_tag(tag)
+        dst, number = check_rank(dstRank, self._size), _check_tag(tag)
         work = self.comm.send(memory.ptr, memory.count, moved(memory.dtype), dst, number, (tensor, memory))
         return self._message(work, tensors, nothing, memory)
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
-        return self._receive(tensors, self._check_root(srcRank), tag)
+        return self._receive(tensors, check_rank(srcRank, self._size), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         """Receive from any rank; the Work's `_source_rank` returns the sender."""
