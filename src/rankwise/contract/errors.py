@@ -287,10 +287,9 @@ class ClosedError(RankwiseError):
     """
 
 
-def not_complete(what: str, limit: float, operation: str = "", missing: tuple[int, ...] = ()) -> CollectiveTimeout:
-    """The error of a wait that has lasted `limit` seconds, in the words of the native engine."""
-    text = f"{what} was not complete within {limit:.3g} s"
-    return CollectiveTimeout(text, limit=limit, operation=operation, missing=missing)
+def too_late(what: str, limit: float, why: str = "", **facts: Any) -> CollectiveTimeout:
+    """The error of a wait that has lasted `limit` seconds. what: did not happen; facts: attributes of the error."""
+    return CollectiveTimeout(f"{what} within {limit:.3g} s{why}", limit=limit, **facts)
 
 
 def error_of(failure: Failure) -> RankwiseError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from rankwise.contract.errors import CollectiveTimeout, UnsupportedError, not_complete
+from rankwise.contract.errors import CollectiveTimeout, UnsupportedError, too_late
 from rankwise.contract.public import public
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -93,7 +93,8 @@ def late(operation: str, limit: float, peer: int, tag: int) -> CollectiveTimeout
     whom, missing = ("any rank", ()) if peer == ANY else (f"rank {peer}", (peer,))
     label = "any tag" if tag == ANY else f"tag {tag}"
     way = "to" if operation.startswith("send") else "from"
-    return not_complete(f"{operation} {way} {whom} with {label}", limit, operation, missing)
+    what = f"{operation} {way} {whom} with {label} was not complete"
+    return too_late(what, limit, operation=operation, missing=missing)
 
 
 def no_probe(operation: str, backend: str) -> UnsupportedError:

@@ -18,7 +18,7 @@ from rankwise.arrays.numpy import NUMPY, address
 from rankwise.arrays.torch import TORCH
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
-from rankwise.contract.errors import CollectiveTimeout, MismatchError, RankwiseError, UnsupportedError
+from rankwise.contract.errors import MismatchError, RankwiseError, UnsupportedError, too_late
 from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
@@ -188,8 +188,8 @@ class Lock:
                 if rank in self._lost() and self._steps.take(holder):
                     return rank
             if now >= end:
-                text = f"the lock was not free within {limit:.3g} s: rank {rank} holds it"
-                raise CollectiveTimeout(text, limit=limit, operation="lock", missing=(rank,))
+                why = f": rank {rank} holds it"
+                raise too_late("the lock was not free", limit, why, operation="lock", missing=(rank,))
             self._words.sleep_while(_HOLDER, holder, min(check, end) - now)
 
     def _lost(self) -> dict[int, str]:

@@ -14,7 +14,7 @@ from rankwise._native import Request
 from rankwise._native import Work as EngineWork
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, not_complete
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, too_late
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
@@ -338,7 +338,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
     end = time.monotonic() + (limit or 0.0)
     results: list[T] = []
     errors: list[Exception] = []
-    late = partial(not_complete, "wait_all: an operation", limit or 0.0)
+    late = partial(too_late, "wait_all: an operation was not complete", limit or 0.0)
     for work in list(works):
         try:
             results.append(work.wait() if limit is None else wait_until(end, work, late))
@@ -378,5 +378,5 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
                 return place
         left = end - time.monotonic()
         if left <= 0:
-            raise not_complete(f"wait_any: each of {len(works)} operations", limit)
+            raise too_late(f"wait_any: none of {len(works)} operations completed", limit)
         pauses.wait(works, left)

@@ -169,7 +169,7 @@ class Task(Part):
         if not self._ended:
             self._waiter = threading.Event()
             if not self._ended and not self._waiter.wait(timeout):
-                raise Late
+                raise Late("the result of the task did not come in time")
         if self._error is None:
             return self._value
         try:

@@ -31,7 +31,7 @@ from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import roster_type
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.communicator import bind
-from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError, too_late
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call, divided
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
@@ -106,8 +106,8 @@ class GlooCommunicator(ComposedCommunicator):
         except RuntimeError as error:
             if peers.failure is not None:
                 raise peers.failure from None
-            text = f"init: the {world_size} ranks did not all connect within {timeout:g} s: {reason(error)}"
-            raise CollectiveTimeout(text, limit=timeout, operation="init") from error
+            what = f"init: the {world_size} ranks did not all connect"
+            raise too_late(what, timeout, f": {reason(error)}", operation="init") from error
         self._known = GroupStore(store, rank, list(map(ProcessIdentity.parse, texts)), timeout)
         self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
         bind(self, self._channel, "await_arrival", "left")
@@ -207,8 +207,8 @@ class GlooCommunicator(ComposedCommunicator):
         while True:
             outcome = decide(self._known, "shrink", -1, self._timeout, exclude)
             if outcome.present in tried:
-                text = f"shrink: ranks {list(outcome.present)} could not connect, although none was lost"
-                raise CollectiveTimeout(text, limit=CONNECTING, operation="shrink")
+                what = f"shrink: ranks {list(outcome.present)}, of which none was lost, could not connect"
+                raise too_late(what, CONNECTING, operation="shrink")
             tried.add(outcome.present)
             part = self._connected(outcome)
             if decide(self._known, "connected", int(part is not None), self._timeout).flag:

@@ -34,10 +34,10 @@ from rankwise.backends.nccl.streams import CudaFailed, CudaStreams, Mark
 from rankwise.contract.communicator import Communicator, bind, complete, run_keeping
 from rankwise.contract.errors import (
     BackendUnavailable,
-    CollectiveTimeout,
     PeerLostError,
     RankwiseError,
     UnsupportedError,
+    too_late,
 )
 from rankwise.contract.job import Job
 from rankwise.contract.message import Taken
@@ -194,8 +194,8 @@ class NcclCommunicator(ComposedCommunicator):
             now = time.monotonic()
             if now > end:
                 operation, sequence = self._last_call.operation.name, self._sequence
-                why = f"rank {self._rank} waited longer than {limit:g} s for its GPU after {operation}"
-                error = CollectiveTimeout(why, limit=limit, operation=operation, sequence=sequence)
+                what = f"the GPU of rank {self._rank} did not complete {operation}"
+                error = too_late(what, limit, operation=operation, sequence=sequence)
                 if timeout is None:
                     self._fail(error)
                 raise error

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise import CollectiveTimeout, Group, PeerLostError, UnsupportedError
+from rankwise import Group, PeerLostError, UnsupportedError
+from rankwise.contract.errors import too_late
 from rankwise.frontends.mpi4py import groups
 from rankwise.frontends.mpi4py.buffers import buffer
 from rankwise.frontends.mpi4py.context import Context
@@ -53,8 +54,7 @@ class WindowLocks:
                 check = now + _CHECK
                 self._check_peers()
             if now >= end:
-                text = f"Win.Lock: the lock of rank {rank}'s memory was not free within {limit:.3g} s"
-                raise CollectiveTimeout(text, limit=limit, operation="lock")
+                raise too_late(f"Win.Lock: the lock of rank {rank}'s memory was not free", limit, operation="lock")
             self._words.sleep_while(rank, value, min(check, end) - now)
         self._held[rank] = writes
 
