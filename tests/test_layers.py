@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "launch",
         "backends",
         "initialize",
+        "pool",
         "rank_threads",
         "_native",
         "rankwise",

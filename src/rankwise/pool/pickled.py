@@ -74,6 +74,18 @@ def _packed(obj: object, fn: Callable[..., Any]) -> list[Any]:
         raise TypeError(f"fn and its arguments cannot be sent to other processes: {described(error)}") from error
 
 
+def message_of(fn: Callable[..., Any], caller: Callable[..., Any], args: Sequence[Any]) -> tuple[bytes, int, list[Any]]:
+    """The kind, the number and the parts of a message: a rank calls `caller(*args)`, which calls fn."""
+    return wire.CALL.lower(), 0, [*_after(_head(b""), (caller, args, {}, False), fn), pickle.dumps(module_path(fn))]
+
+
+def _after(head: bytes, obj: object, fn: Callable[..., Any]) -> list[Any]:
+    """The parts of an object of a call of fn, which `head` precedes."""
+    parts = _packed(obj, fn)
+    parts[0] = head + parts[0]
+    return parts
+
+
 def _head(packed: bytes) -> bytes:
     """What precedes the parts of a call whose function is packed so; if it is b"", the parts have the function."""
     return len(packed).to_bytes(2, "little") + packed
@@ -123,9 +135,8 @@ class PickledRanks(Ranks):
 
     def packed(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         packed = self._by_name(fn)
-        parts = _packed((args, kwargs, False) if packed else (fn, args, kwargs, False), fn)
-        parts[0] = _head(packed) + parts[0]
-        return Call(parts, self._path(fn))
+        what = (args, kwargs, False) if packed else (fn, args, kwargs, False)
+        return Call(_after(_head(packed), what, fn), self._path(fn))
 
     def packer(self, fn: Callable[..., Any]) -> Callable[[Sequence[Any]], Call]:
         packed, sent = self._by_name(fn), None
@@ -138,9 +149,7 @@ class PickledRanks(Ranks):
         head, path = _head(packed), self._path(fn)
 
         def pack(columns: Sequence[Any]) -> Call:
-            parts = _packed((columns, {}, True) if sent is None else (sent, columns, {}, True), fn)
-            parts[0] = head + parts[0]
-            return Call(parts, path)
+            return Call(_after(head, (columns, {}, True) if sent is None else (sent, columns, {}, True), fn), path)
 
         return pack
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import pickle
+import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 import rankwise
 from rankwise import _native
 from rankwise.contract.errors import RankwiseError
 from rankwise.group.group import Group
-from rankwise.launch.spawn import module_path
-from rankwise.launch.spawn_worker import pickler
+from rankwise.launch.spawn import raised_on
+from rankwise.pool import wire
+from rankwise.pool.pickled import message_of
+from rankwise.pool.serving import Server
 from rankwise.testing.outcome import Args, Kwargs, Outcome, failed, run_on
 
 T = TypeVar("T")
@@ -37,12 +38,12 @@ class RankPool:
         self._segment: _native.Segment | None = _native.Segment.create(n)
         fd = self._segment.fd
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self._connections: list[socket.socket] = []
         for rank in range(n):
             self._start(rank, n, backend, fd)
 
     def _start(self, rank: int, n: int, backend: str, fd: int) -> None:
-        own_end, child_end = socket.socketpair()
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -52,13 +53,13 @@ class RankPool:
             "RANKWISE_LAUNCHER_PID": str(os.getpid()),
         }
         environment.setdefault("OMP_NUM_THREADS", "1")
-        command = [sys.executable, "-m", "rankwise.testing.pool", str(child_end.fileno()), backend, str(START_TIMEOUT)]
+        command = [sys.executable, "-c", _BOOT, str(child_end.fileno()), backend, str(START_TIMEOUT)]
         with child_end:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(child_end.fileno(), fd)
             )
         self._processes.append(process)
-        self._connections.append(Connection(own_end.detach()))
+        self._connections.append(own_end)
 
     def run(self, fn: Callable[..., T], args: Args, kwargs: Kwargs, timeout: float, grace: float) -> list[Outcome[T]]:
         """Run `fn(group, *args, **kwargs)` on every rank within `timeout` seconds.
@@ -74,33 +75,34 @@ class RankPool:
     def _round(
         self, fn: Callable[..., T], args: Args, kwargs: Kwargs, timeout: float, grace: float
     ) -> list[Outcome[T]]:
-        task = (module_path(fn), pickler(fn)((fn, args, kwargs)), timeout)
+        message = message_of(fn, _run, (fn, args, kwargs, timeout))
         outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in self._connections]
-        waiting: dict[Any, int] = {}  # by connection
+        waiting, readable = {}, select.poll()
         for rank, connection in enumerate(self._connections):
-            waiting[connection] = rank
-            with suppress(BrokenPipeError):  # the process has ended, which the read below detects
-                connection.send(task)
+            waiting[connection.fileno()] = rank
+            readable.register(connection, select.POLLIN)
+            with suppress(ConnectionError):  # the process has ended, which the read below detects
+                wire.send(connection, *message)
         end = time.monotonic() + timeout + grace
-        while waiting and (ready := wait(list(waiting), max(0.0, end - time.monotonic()))):
-            for reader in ready:
-                rank = waiting.pop(reader)
+        while waiting and (ready := readable.poll(1000 * max(0.0, end - time.monotonic()))):
+            for fd, _ in ready:
+                readable.unregister(fd)
+                rank = waiting.pop(fd)
                 outcomes[rank] = self._receive(rank)
         if any(outcome.failure for outcome in outcomes):
             self.usable = False
         return outcomes
 
     def _receive(self, rank: int) -> Outcome[Any]:
-        try:
-            outcome = pickle.loads(self._connections[rank].recv_bytes())
-        except (EOFError, ConnectionResetError):
+        message = wire.receive(self._connections[rank])
+        if message is None:
             status = self._processes[rank].wait()
             if self._segment is not None:
                 self._segment.mark_exited(rank, status, self._processes[rank].pid)
             how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             return Outcome(failure=f"the process {how}")
-        assert isinstance(outcome, Outcome)
-        return outcome
+        kind, _, _, parts = message
+        return failed(raised_on(rank, parts[0])) if kind == wire.ERROR else wire.unpacked(parts)
 
     def end(self) -> None:
         """The processes shall exit; does not wait for them."""
@@ -130,36 +132,24 @@ def in_step(group: Group) -> bool:
     return True
 
 
-# ---- a rank's process: `python -m rankwise.testing.pool FD BACKEND TIMEOUT` ----
+# ---- a rank's process ----
+
+_BOOT = "from rankwise.testing.pool import main; main()"
+_group: Group
 
 
-def serve(connection: Connection, group: Group) -> None:
-    """Run functions, one after the other, until the other end of the connection closes."""
-    while True:
-        try:
-            path, task, timeout = connection.recv()
-        except EOFError:
-            return
-        sys.path[:] = path
-        group.timeout = timeout
-        outcome = run_on(group, _unpacked, (task,), {})
-        try:
-            reply = pickler(run_on)(outcome)
-        except BaseException as error:  # noqa: BLE001 - whatever its classes raise
-            reply = pickle.dumps(failed(error))
-        connection.send_bytes(reply)
-
-
-def _unpacked(group: Group, task: bytes) -> Any:
-    fn, args, kwargs = pickle.loads(task)
-    return fn(group, *args, **kwargs)
+def _run(fn: Callable[..., Any], args: Args, kwargs: Kwargs, timeout: float) -> Outcome[Any]:
+    _group.timeout = timeout
+    return run_on(_group, fn, args, kwargs)
 
 
 def main() -> None:
+    """Make calls, one after the other, until the other end of the connection closes."""
+    global _group
     fd, backend, timeout = sys.argv[1:]
-    with Connection(int(fd)) as connection, rankwise.init(backend, timeout=float(timeout)) as group:
-        serve(connection, group)
-
-
-if __name__ == "__main__":
-    main()
+    with socket.socket(fileno=int(fd)) as connection, rankwise.init(backend, timeout=float(timeout)) as _group:
+        server = Server(meet=_group.barrier)
+        while (message := wire.receive(connection)) is not None:
+            kind, _, number, parts = message
+            kind, parts = server.answer(kind, parts)
+            wire.send(connection, kind, number, parts)

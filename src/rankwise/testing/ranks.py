@@ -104,7 +104,7 @@ def _on_processes(fn: Callable[..., T], n: int, args: Args, kwargs: Kwargs, back
     if pool is None:
         while _pools and n + sum(size for _, size in _pools) > MOST_IDLE_RANKS:
             _pools.pop(next(iter(_pools))).close()
-        from rankwise.testing.pool import RankPool  # loads multiprocessing.connection, which takes 40 ms
+        from rankwise.testing.pool import RankPool  # not loaded with the public names
 
         pool = RankPool(n, backend)
     try:
