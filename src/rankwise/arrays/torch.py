@@ -27,7 +27,7 @@ def _to_torch() -> dict[DType, torch.dtype]:
 @cache
 def dtypes() -> dict[torch.dtype, DType]:
     """The DType of each torch dtype that rankwise supports."""
-    return {theirs: ours for ours, theirs in _to_torch().items()}
+    return {torch_dtype: dtype for dtype, torch_dtype in _to_torch().items()}
 
 
 def to_torch(dtype: DType) -> torch.dtype:

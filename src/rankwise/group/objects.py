@@ -119,11 +119,11 @@ class ObjectCollectives(GroupBase):
             dst = self._rank(dst, "dst")
 
         def body() -> Any:
-            mine = codec.encode(obj)
+            parts = codec.encode(obj)
             if dst is not None and (gather := self._shortcuts.gather_encoded) is not None:
-                return self._gather_rest(dst, codec, partial(gather, mine, dst), mine)
-            first = partial(_first_all_gather, self._collectives, mine, self.world_size)
-            return self._gather_rest(dst, codec, first, mine)
+                return self._gather_rest(dst, codec, partial(gather, parts, dst), parts)
+            first = partial(_first_all_gather, self._collectives, parts, self.world_size)
+            return self._gather_rest(dst, codec, first, parts)
 
         return self._run(body, None, async_op, length_of(codec.encode(obj)) if async_op else 0)
 

@@ -34,9 +34,9 @@ class Optimizer:
         """Raises ValueError if earlier steps changed another part of the flat vector."""
         before = self._part.numel()
         if before and (start, length) != (self._start, before):
-            kept, given = (f"elements {a} to {a + n - 1}" for a, n in ((self._start, before), (start, length)))
+            state, given = (f"elements {a} to {a + n - 1}" for a, n in ((self._start, before), (start, length)))
             raise ValueError(
-                f"Invalid -gradients parameter. This optimizer keeps state for {kept} of {self.total} and cannot step "
+                f"Invalid -gradients parameter. This optimizer keeps state for {state} of {self.total} and cannot step "
                 f"{given}. Pass the same part of the gradients in every step, or make a new optimizer."
             )
 

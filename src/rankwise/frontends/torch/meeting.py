@@ -149,14 +149,14 @@ def _listener() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _answered(store: TorchStore, rank: int, mine: bytes, end: float) -> bytes:
+def _answered(store: TorchStore, rank: int, value: bytes, end: float) -> bytes:
     """Off rank 0: answer its call, and each later one, until one of them has been answered in turn."""
     answered, pause = b"", _SHORTEST_PAUSE
     while True:
         call = store.get("call", end)
         part = store.under(call.decode())
         if call != answered and not (stale := part.check([ANSWER])):
-            part.set(str(rank), mine)
+            part.set(str(rank), value)
         answered = call
         if not stale and (answer := part.find(ANSWER)) is not None:
             return answer

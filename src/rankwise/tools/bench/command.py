@@ -134,8 +134,8 @@ def _parser() -> Parser:
 
 def counts(text: str) -> list[int]:
     """The type of -n: "2,4" -> [2, 4]."""
-    one = whole("numbers of ranks of at least 1", 1)
-    return [one(part) for part in text.split(",")]
+    number = whole("numbers of ranks of at least 1", 1)
+    return [number(part) for part in text.split(",")]
 
 
 def sizes(text: str) -> list[int]:

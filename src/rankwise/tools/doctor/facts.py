@@ -111,7 +111,7 @@ def _tuning() -> tuple[str, str]:
         content = tuning_file.load(path, thresholds())
     except ValueError as error:
         return "cannot be used", f"{error}; RANKWISE_TUNING=none selects the defaults"
-    runs = [f"{cores} with {one.ranks} ranks on {one.date}" for cores, one in content.measured.items()]
+    runs = [f"{cores} with {entry.ranks} ranks on {entry.date}" for cores, entry in content.measured.items()]
     if content.cpu != tuning_file.cpu_name():
         runs.insert(0, f"measured on another CPU, {content.cpu}")
     return "from a file", f"{path}: {'; '.join(runs)}"
@@ -126,14 +126,11 @@ def _mpi() -> tuple[str, str]:
     return f"MPICH {hydra[1]}" if hydra else output.partition("\n")[0] or "it reports no version", mpiexec
 
 
-def _package(name: str, remedy: str) -> Callable[[], tuple[str, str]]:
-    def find() -> tuple[str, str]:
-        try:
-            return version(name), ""
-        except PackageNotFoundError:
-            return "not installed", remedy
-
-    return find
+def _package(name: str, remedy: str) -> tuple[str, str]:
+    try:
+        return version(name), ""
+    except PackageNotFoundError:
+        return "not installed", remedy
 
 
 def _training_in_tcl() -> tuple[str, str]:
@@ -282,13 +279,13 @@ FACTS: dict[str, Callable[[], tuple[str, str]]] = {
     "direct copies": direct_copies,
     "lost ranks noticed": watching,
     "tuning": _tuning,
-    "NumPy": _package("numpy", "pip install numpy"),
+    "NumPy": partial(_package, "numpy", "pip install numpy"),
     "MPI": _mpi,
-    "mpi4py": _package("mpi4py", "pip install 'rankwise[mpi]'"),
-    "torch": _package("torch", "pip install 'rankwise[gloo]'"),
+    "mpi4py": partial(_package, "mpi4py", "pip install 'rankwise[mpi]'"),
+    "torch": partial(_package, "torch", "pip install 'rankwise[gloo]'"),
     "training in Tcl": _training_in_tcl,
     "GPUs": _gpus,
-    "nccl4py": _package("nccl4py", "pip install 'rankwise[nccl]'"),
+    "nccl4py": partial(_package, "nccl4py", "pip install 'rankwise[nccl]'"),
     "NCCL": _nccl,
 }
 

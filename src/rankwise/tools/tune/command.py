@@ -264,7 +264,7 @@ class Tune:
         compared = {name for rule in self.rules for name in (*rule.below, *rule.above)}
         if self.ranks != 2:
             compared.discard("single_copy_split")
-        forced = {name: one for name, one in launches(ours, operations).items() if name in compared}
+        forced = {name: launch for name, launch in launches(ours, operations).items() if name in compared}
         return start({OURS: ours, **forced}, self.ranks, stack, self.progress)
 
     def _measure(self, contenders: list[Contender]) -> Costs:
@@ -285,7 +285,7 @@ class Tune:
                 measured = []
                 for block in sizes:
                     names = {OURS, *algorithms_at(operation, block, self.rules)}
-                    bench.contenders = [one for one in contenders if one.name in names]
+                    bench.contenders = [contender for contender in contenders if contender.name in names]
                     size = size_of(operation, block, self.ranks)
                     (point,) = bench.points(CASES[operation], [size])
                     rows = bench.point(CASES[operation], *point)
