@@ -24,7 +24,8 @@ from leftovers import MARK, in_use, shared_memory_files, started_processes
 # `--dist loadfile` those of one name run in one worker of pytest-xdist, one after the other. First match wins.
 SHARE_RANKS = {
     "engines": r"backends/test_(?!gloo_in_threads|hierarchical|many_hosts|nccl|threads)|frontends/torch/|overlap/"
-    r"|group/test_(async_memory|dropped_works|messages|recovery|scan|scatter)|observe/test_measure|random_programs/",
+    r"|group/test_(async_memory|dropped_works|messages|out|recovery|scan|scatter)"
+    r"|observe/test_measure|random_programs/",
     "groups": r"group/",
 }
 TESTS = Path(__file__).parent
