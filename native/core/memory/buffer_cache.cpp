@@ -14,7 +14,9 @@ size_t pages(size_t bytes) { return round_up(std::max<size_t>(bytes, 1), page_by
 }  // namespace
 
 BufferCache::BufferCache(std::shared_ptr<Segment> segment)
-    : segment_(std::move(segment)), limit_(available_memory() / kKeptShareOfMemory / size_t(segment_->world_size())) {}
+    : segment_(std::move(segment)), limit_(available_memory() / kKeptShareOfMemory / size_t(segment_->world_size())) {
+    kept_.reserve(kMostKeptBuffers + 1);
+}
 
 uint64_t BufferCache::take(size_t bytes, bool zeroed) {
     const size_t wanted = pages(bytes);
@@ -40,27 +42,23 @@ uint64_t BufferCache::reserve(size_t bytes, size_t committed) {
     try {
         return segment_->heap().reserve(bytes, committed);
     } catch (const OutOfMemory&) {
-        if (fork_.is_child()) throw;
-        std::unique_lock lock(mutex_);
-        const std::vector<Kept> unused = drop_until(0);
-        lock.unlock();
-        if (unused.empty()) throw;
-        release(unused);
+        if (fork_.is_child() || !drop_until(0)) throw;
     }
     return segment_->heap().reserve(bytes, committed);
 }
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {
-    std::vector<Kept> unused{{pages(bytes), offset}};
-    if (!fork_.is_child()) {
-        std::lock_guard lock(mutex_);
-        if (users_ && pages(bytes) <= limit_) {
-            kept_.push_back(unused[0]);
-            kept_bytes_ += pages(bytes);
-            unused = drop_until(limit_);
-        }
-    }
-    release(unused);
+    if (!keep({pages(bytes), offset})) return segment_->heap().release(offset);
+    drop_until(limit_);
+}
+
+bool BufferCache::keep(const Kept& buffer) {
+    if (fork_.is_child()) return false;
+    const std::lock_guard lock(mutex_);
+    if (!users_ || buffer.bytes > limit_ || kept_.size() == kept_.capacity()) return false;
+    kept_.push_back(buffer);
+    kept_bytes_ += buffer.bytes;
+    return true;
 }
 
 void BufferCache::join() {
@@ -69,24 +67,29 @@ void BufferCache::join() {
 }
 
 void BufferCache::leave() {
-    std::unique_lock lock(mutex_);
-    if (--users_) return;
-    const std::vector<Kept> unused = drop_until(0);
-    lock.unlock();
-    if (!fork_.is_child()) release(unused);
+    {
+        const std::lock_guard lock(mutex_);
+        if (--users_) return;
+    }
+    if (!fork_.is_child()) drop_until(0);
 }
 
-// Removes the longest unused buffers until at most `bytes` are kept, for the caller to release without the lock.
-std::vector<BufferCache::Kept> BufferCache::drop_until(size_t bytes) {
-    size_t count = 0;
-    while (kept_bytes_ > bytes || kept_.size() - count > kMostKeptBuffers) kept_bytes_ -= kept_[count++].bytes;
-    std::vector<Kept> dropped(kept_.begin(), kept_.begin() + ptrdiff_t(count));
-    kept_.erase(kept_.begin(), kept_.begin() + ptrdiff_t(count));
-    return dropped;
+// Releases the longest unused buffers, each without the lock, until at most `bytes` are kept. Returns whether there was
+// one.
+bool BufferCache::drop_until(size_t bytes) {
+    bool any = false;
+    for (; const auto buffer = longest_unused_above(bytes); any = true) segment_->heap().release(buffer->offset);
+    return any;
 }
 
-void BufferCache::release(const std::vector<Kept>& buffers) {
-    for (const Kept& buffer : buffers) segment_->heap().release(buffer.offset);
+// Removed for the caller to release, if more than `bytes` are kept, or too many buffers.
+std::optional<BufferCache::Kept> BufferCache::longest_unused_above(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (kept_bytes_ <= bytes && kept_.size() <= kMostKeptBuffers) return std::nullopt;
+    const Kept buffer = kept_.front();
+    kept_.erase(kept_.begin());
+    kept_bytes_ -= buffer.bytes;
+    return buffer;
 }
 
 }  // namespace rankwise

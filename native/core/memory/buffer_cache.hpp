@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "memory/segment.hpp"
@@ -24,7 +25,7 @@ public:
     uint64_t take(size_t bytes, bool zeroed);
     // Heap::reserve, which releases what is kept if there is no room. Throws OutOfMemory.
     uint64_t reserve(size_t bytes, size_t committed);
-    // bytes: as it was taken with.
+    // bytes: as it was taken with. Needs no memory, since destructors call it.
     void give_back(uint64_t offset, size_t bytes);
     // Each communicator joins, and leaves when it is closed. When all have left nothing is kept any more.
     void join();
@@ -35,14 +36,15 @@ private:
         size_t bytes;
         uint64_t offset;
     };
-    std::vector<Kept> drop_until(size_t bytes);
-    void release(const std::vector<Kept>& buffers);
+    bool keep(const Kept& buffer);
+    bool drop_until(size_t bytes);
+    std::optional<Kept> longest_unused_above(size_t bytes);
 
     const std::shared_ptr<Segment> segment_;
     const ForkMark fork_;  // a forked child sees this object too, and its buffers are not the child's
     const size_t limit_;   // bytes
     std::mutex mutex_;
-    std::vector<Kept> kept_;  // the longest unused first
+    std::vector<Kept> kept_;  // the longest unused first; its own memory never grows
     size_t kept_bytes_ = 0;
     int users_ = 0;
 };
