@@ -1,5 +1,6 @@
 // How a communicator begins and ends a collective call.
 #pragma once
+#include <exception>
 #include <utility>
 
 #include "collectives/collectives.hpp"
@@ -40,14 +41,28 @@ public:
         comm_.transport_.ring.prefetch_next();
         comm_.transport_.log.end();
     }
+    // Runs the steps of the call, unless it was to be started and cannot be now.
+    template <class Steps> void run(const Steps& steps) const {
+        if (!refused_) comm_.or_give_up(steps);
+    }
     Lock keep_lock() { return Lock(call_); }
-    // It was to be started, and cannot be now; nothing has been done.
-    bool refused() const { return refused_; }
 
 private:
     Comm& comm_;
     GroupMemory::Use call_;
     bool refused_ = false;
 };
+
+// Other ranks may wait for what these steps do, so if they throw, the group fails; unless all ranks throw.
+template <class Steps> void Comm::or_give_up(const Steps& steps) {
+    try {
+        steps();
+    } catch (const Unsupported&) {
+        throw;
+    } catch (const std::exception& e) {
+        give_up(e);
+        throw;
+    }
+}
 
 }  // namespace rankwise

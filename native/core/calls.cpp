@@ -27,7 +27,7 @@ void Comm::barrier(const CallOptions& options) {
 
 void Comm::barrier_without_sync(const CallOptions& options) {
     const CallGuard call(*this, make_call(Op::Barrier), 0, options, 0);
-    if (!call.refused()) collectives::barrier(transport_);
+    call.run([&] { collectives::barrier(transport_); });
 }
 
 // A call of a collective: checks its arguments, and describes it to the other ranks, as the table of operations says.
@@ -63,46 +63,44 @@ Blocks Comm::blocks_of(const Counts& counts, size_t item) const {
 
 void Comm::broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options) {
     const Collective<Op::Broadcast> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    if (c.call.refused()) return;
-    if (transport_.n > 1) collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root);
+    if (transport_.n == 1) return;
+    c.call.run([&] { collectives::broadcast(transport_, bytes(data), c.blocks.size(0), root); });
 }
 
 void Comm::all_reduce(void* data, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
     const Collective<Op::AllReduce> c(*this, options, count, dtype, op);
-    if (c.call.refused()) return;
-    if (transport_.n > 1) collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel);
+    if (transport_.n == 1) return;
+    c.call.run([&] { collectives::all_reduce(transport_, bytes(data), count, c.item, c.kernel); });
 }
 
 void Comm::reduce(void* data, uint64_t count, DType dtype, ReduceOp op, int root, const CallOptions& options) {
     const Collective<Op::Reduce> c(*this, options, count, dtype, op, root);
-    if (c.call.refused()) return;
-    if (transport_.n > 1) collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root);
+    if (transport_.n == 1) return;
+    c.call.run([&] { collectives::reduce(transport_, bytes(data), count, c.item, c.kernel, root); });
 }
 
 void Comm::all_gather(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
     const Collective<Op::AllGather> c(*this, options, count, dtype);
-    if (c.call.refused()) return;
-    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
+    c.call.run([&] { collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks); });
 }
 
 void Comm::gather(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
     const Collective<Op::Gather> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    if (c.call.refused()) return;
-    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
+    c.call.run([&] { collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root); });
 }
 
 void Comm::scatter(const void* send, void* recv, uint64_t count, DType dtype, int root, const CallOptions& options) {
     const Collective<Op::Scatter> c(*this, options, count, dtype, ReduceOp::SUM, root);
-    if (c.call.refused()) return;
-    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
+    c.call.run([&] { collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root); });
 }
 
 void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
                           const CallOptions& options) {
     const Collective<Op::ReduceScatter> c(*this, options, count, dtype, op);
-    if (c.call.refused()) return;
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    c.call.run([&] {
+        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    });
 }
 
 template <Op operation>
@@ -110,9 +108,11 @@ void Comm::scan_as(const void* send, void* recv, uint64_t count, DType dtype, Re
     if (op == ReduceOp::MEAN) throw BadArgument("op: mean is not defined for a scan");
     const Collective<operation> c(*this, options, count, dtype, op);
     constexpr bool exclusive = operation == Op::Exscan;
-    if (c.call.refused()) return;
-    if (transport_.n > 1) collectives::scan(transport_, bytes(send), bytes(recv), count, c.item, c.kernel, exclusive);
-    else if (!exclusive) copy(recv, send, c.blocks.size(0));
+    c.call.run([&] {
+        if (transport_.n > 1)
+            collectives::scan(transport_, bytes(send), bytes(recv), count, c.item, c.kernel, exclusive);
+        else if (!exclusive) copy(recv, send, c.blocks.size(0));
+    });
 }
 
 void Comm::scan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options) {
@@ -125,9 +125,10 @@ void Comm::exscan(const void* send, void* recv, uint64_t count, DType dtype, Red
 
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
     const Collective<Op::AllToAll> c(*this, options, count, dtype);
-    if (c.call.refused()) return;
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks);
+    c.call.run([&] {
+        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks);
+    });
 }
 
 Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
@@ -135,26 +136,28 @@ Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void*
     check_root(root);
     if (rank() == root) header.bytes();
     CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
-    if (!collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root))
-        return call.keep_lock();
+    bool with_header = false;
+    call.run([&] {
+        with_header = collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root);
+    });
+    if (!with_header) return call.keep_lock();
     transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
     return {};
 }
 
-// Runs `work`, a part of the current collective. If it throws, the group fails, since other ranks may have finished.
-template <class Work> auto Comm::or_fail(const Work& work) {
-    const std::string operation = name(transport_.log.op());
-    try {
-        return work();
-    } catch (const Mismatch& e) {
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), operation + ": " + e.what());
+void Comm::give_up(const std::exception& why) {
+    if (fork_.is_child() || group_.failed()) return;
+    const char* const operation = name(transport_.log.op());
+    const auto fail = [&](Cause cause, std::initializer_list<std::string_view> how) {
+        fail_group(group_, cause, rank(), transport_.log.calls(), how);
+    };
+    if (dynamic_cast<const Mismatch*>(&why)) {
+        fail(Cause::Mismatch, {operation, ": ", why.what()});
         failures_.throw_failure(operation);
-    } catch (const std::exception& e) {
-        if (!fork_.is_child())
-            fail_group(group_, Cause::PeerLost, rank(), transport_.log.calls(),
-                       "gave up " + operation + ": " + e.what());
-        throw;
     }
+    if (dynamic_cast<const std::bad_alloc*>(&why) || dynamic_cast<const OutOfMemory*>(&why))
+        return fail(Cause::PeerLost, {"had no memory for ", operation});
+    fail(Cause::PeerLost, {"gave up ", operation, ": ", why.what()});
 }
 
 void Comm::gather_sized(const void* block, uint64_t count, const std::optional<Row>& row,
@@ -165,8 +168,7 @@ void Comm::gather_sized(const void* block, uint64_t count, const std::optional<R
         *this,
         row ? make_call(Op::GatherRows, row->dtype, {}, root, row->elements) : make_call(Op::GatherSized, {}, {}, root),
         size, options);
-    if (call.refused()) return;
-    or_fail(
+    call.run(
         [&] { collectives::gather_sized(transport_, *messages_, bytes(block), count, item, rooms, root, options); });
 }
 
@@ -174,18 +176,14 @@ void Comm::all_gather_sized(const void* block, uint64_t count, const Row& row, c
                             const CallOptions& options) {
     const size_t item = row.bytes(), size = checked_bytes(count, item);
     const CallGuard call(*this, make_call(Op::AllGatherRows, row.dtype, {}, 0, row.elements), size, options);
-    if (call.refused()) return;
-    collectives::all_gather_sized(transport_, bytes(block), count, item,
-                                  [&](const Counts& counts) { return or_fail([&] { return room(counts); }); });
+    call.run([&] { collectives::all_gather_sized(transport_, bytes(block), count, item, room); });
 }
 
 void Comm::all_to_all_sized(const void* blocks, const Counts& counts, const Row& row, const collectives::Room& room,
                             const CallOptions& options) {
     const size_t item = row.bytes(), size = blocks_of(counts, item).total();
     const CallGuard call(*this, make_call(Op::AllToAllRows, row.dtype, {}, 0, row.elements), size, options);
-    if (call.refused()) return;
-    collectives::all_to_all_sized(transport_, bytes(blocks), counts, item,
-                                  [&](const Counts& receives) { return or_fail([&] { return room(receives); }); });
+    call.run([&] { collectives::all_to_all_sized(transport_, bytes(blocks), counts, item, room); });
 }
 
 void Comm::scatter_sized(collectives::Division& division, const void* blocks,
@@ -193,42 +191,37 @@ void Comm::scatter_sized(collectives::Division& division, const void* blocks,
     check_root(root);
     const size_t all = rank() == root ? blocks_of(division.counts, division.item).total() : 0;
     const CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), all, options);
-    if (call.refused()) return;
-    collectives::scatter_sized(
-        transport_, division, bytes(blocks),
-        [&](size_t part) {
-            if (rank() != root) transport_.log.set_bytes(part);
-            return or_fail([&] { return part_buffer(part); });
-        },
-        root);
+    const auto known_part = [&](size_t part) {
+        if (rank() != root) transport_.log.set_bytes(part);
+        return part_buffer(part);
+    };
+    call.run([&] { collectives::scatter_sized(transport_, division, bytes(blocks), known_part, root); });
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {
     const Collective<Op::AllGatherV> c(*this, options, counts, dtype);
-    if (c.call.refused()) return;
-    collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks);
+    c.call.run([&] { collectives::all_gather(transport_, bytes(send), bytes(recv), c.blocks); });
 }
 
 void Comm::gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
                     const CallOptions& options) {
     const Collective<Op::GatherV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
-    if (c.call.refused()) return;
-    collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root);
+    c.call.run([&] { collectives::gather(transport_, bytes(send), bytes(recv), c.blocks, root); });
 }
 
 void Comm::scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,
                      const CallOptions& options) {
     const Collective<Op::ScatterV> c(*this, options, counts, dtype, ReduceOp::SUM, root);
-    if (c.call.refused()) return;
-    collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root);
+    c.call.run([&] { collectives::scatter(transport_, bytes(send), bytes(recv), c.blocks, root); });
 }
 
 void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, DType dtype, ReduceOp op,
                             const CallOptions& options) {
     const Collective<Op::ReduceScatterV> c(*this, options, counts, dtype, op);
-    if (c.call.refused()) return;
-    if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
-    else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    c.call.run([&] {
+        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
+    });
 }
 
 void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const Counts& in, DType dtype,
@@ -238,8 +231,7 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
     const size_t item = itemsize(dtype);
     const Blocks blocks_out = blocks_of(out, item);
     const CallGuard call(*this, make_call(Op::AllToAllV, dtype), blocks_out.total(), options);
-    if (call.refused()) return;
-    collectives::all_to_all_sized(transport_, bytes(send), out, item, [&](const Counts& receives) {
+    const auto room = [&](const Counts& receives) {
         for (int from = 0; from < transport_.n; ++from) {
             const uint64_t sent = receives[size_t(from)], expected = in[size_t(from)];
             if (sent == expected) continue;
@@ -250,7 +242,8 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
             failures_.throw_failure(name(Op::AllToAllV));
         }
         return bytes(recv);
-    });
+    };
+    call.run([&] { collectives::all_to_all_sized(transport_, bytes(send), out, item, room); });
 }
 
 }  // namespace rankwise

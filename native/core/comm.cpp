@@ -100,12 +100,18 @@ void Comm::await_joined() {
                    timeout(), missing, failures_.states(), name(Op::Join), -1);
 }
 
+void Comm::agree_on_conditions() {
+    std::string difference;
+    const CallGuard call(*this, make_call(Op::Join));
+    call.run([&] { difference = exchange_conditions(); });
+    if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
+}
+
 // In three steps: each rank posts the address of a word and its scheduler session; each tests whether it can read
 // the next rank's word and may write there, and posts the result, its cores and its settings; all confirm that they
 // have read. Single copy requires that all ranks can access the next one's memory, and yielding that all are in one
-// scheduler session, because a rank cannot yield its core to another session.
-void Comm::agree_on_conditions() {
-    CallGuard call(*this, make_call(Op::Join));
+// scheduler session, because a rank cannot yield its core to another session. Returns how the settings differ, or "".
+std::string Comm::exchange_conditions() {
     transport_.ring.set_policy(
         WaitPolicy::when(settings_.oversubscribed.value_or(segment_->world_size() > usable_cores())));
     static const uint64_t word = 0x72616e6b77697365;
@@ -158,13 +164,14 @@ void Comm::agree_on_conditions() {
                          std::to_string(rank()) + " and rank " + std::to_string(p);
     }
     transport_.ring.await_all(transport_.ring.post());  // all ranks have read the words
-    if (!difference.empty()) throw BadArgument(difference + "; expected the same on all ranks");
+    if (!difference.empty()) return difference;
     agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
     transport_.set_conditions(agreed);
     if (transport_.n > 1 && !agreed.oversubscribed) set_peers_far(time_of_step() > tuning::kFar);
     transport_.log.restart_numbering();
+    return {};
 }
 
 // The lower quartile of the times in which this rank posts a step and sees one of the rank furthest from it.
@@ -275,15 +282,40 @@ std::shared_ptr<Comm> Comm::join_part(uint64_t part) {
     const int index = int(std::find(members, members + n, members_[size_t(rank())]) - members);
     if (index == n)
         throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
-    auto comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
     Conditions conditions = transport_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
+    std::shared_ptr<Comm> comm;
+    try {
+        comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
+    } catch (const std::exception&) {
+        leave_unjoined(*group, part, index);
+        throw;
+    }
     comm->transport_.set_conditions(conditions);
     return comm;
 }
 
+// This rank has no memory for its end of a new group, whose other ranks need not wait for it.
+void Comm::leave_unjoined(GroupSegment& group, uint64_t part, int index) {
+    fail_group(group, Cause::PeerLost, index, 0, "had no memory for its end of the group");
+    group.peers[index].left = 1;
+    GroupMemory memory(segment_, part, index);
+    const GroupMemory::Use last = memory.lease();  // whose end releases the memory
+    memory.close();
+}
+
 std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
+    std::string trouble;
+    std::shared_ptr<Comm> part;
+    const CallGuard call(*this, make_call(Op::Split));
+    call.run([&] { part = split_off(color, key, trouble); });
+    if (!trouble.empty()) throw OutOfMemory("split: " + trouble);
+    return part;
+}
+
+// The steps of a split. Returns null if this rank takes no part, or there was no room for its group; trouble: why not.
+std::shared_ptr<Comm> Comm::split_off(int64_t color, int64_t key, std::string& trouble) {
     struct Entry {
         int64_t color, key;
         bool operator<(const Entry& other) const { return key < other.key; }
@@ -292,7 +324,6 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     std::vector<Entry> entries(n);
     std::vector<uint64_t> offsets(n);
     std::vector<int> ranks;  // of this group, in the order of the new one
-    CallGuard call(*this, make_call(Op::Split));
     const Entry mine{color, key};
     collectives::all_gather(transport_, bytes(&mine), bytes(entries.data()), Blocks(n, 1, sizeof(Entry)));
     for (int r = 0; r < n; ++r)
@@ -301,7 +332,6 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
 
     constexpr uint64_t kNotCreated = 1;
     uint64_t created = 0;  // the offset of the new group's segment, on its first rank
-    std::string trouble;
     if (color >= 0 && ranks[0] == rank()) {
         try {
             created = create_part(ranks);
@@ -326,7 +356,7 @@ std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     if (trouble.empty())
         trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " +
                   std::to_string(ranks[0]) + " could not allocate";
-    throw OutOfMemory("split: " + trouble);
+    return nullptr;
 }
 
 void Comm::abort(const std::string& why) {

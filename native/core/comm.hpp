@@ -184,7 +184,8 @@ private:
     template <Op operation> struct Collective;
     template <Op operation>
     void scan_as(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options);
-    template <class Work> auto or_fail(const Work& work);
+    template <class Steps> void or_give_up(const Steps& steps);
+    [[gnu::cold]] void give_up(const std::exception& why);
     // Runs what this rank has started and left to whoever waits for it, when a peer does.
     class StandIn final : public InBackground {
     public:
@@ -215,10 +216,13 @@ private:
     [[noreturn]] static void throw_closed();
     void await_joined();
     void agree_on_conditions();
+    std::string exchange_conditions();
     std::chrono::nanoseconds time_of_step();
     // make_part and take_part within a call, which goes on although the group has been closed meanwhile.
     uint64_t create_part(const std::vector<int>& ranks);
     std::shared_ptr<Comm> join_part(uint64_t part);
+    void leave_unjoined(GroupSegment& group, uint64_t part, int index);
+    std::shared_ptr<Comm> split_off(int64_t color, int64_t key, std::string& trouble);
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
     void exclude_all_but(const RankSet& present, const RankSet& left_out);
     static void prepare_replacement(Segment& segment, int rank, uint32_t process);

@@ -121,7 +121,8 @@ InBackground::Next Comm::StandIn::advance() noexcept {
     try {
         comm_.stream_.hurry();
     } catch (const std::exception& e) {  // the system gives no thread: no peer may wait forever
-        comm_.abort(std::string("could not run an operation that it had started: ") + e.what());
+        fail_group(comm_.group_, Cause::PeerLost, comm_.rank(), comm_.group_.peers[comm_.rank()].calls.load(),
+                   {"could not run an operation that it had started: ", e.what()});
     }
     return Next::Notified;
 }
@@ -148,6 +149,9 @@ void Comm::complete(Started& started, const CallOptions& options) {
     } catch (const Interrupted&) {
         end.later = true;
         started.call = log.suspend();
+        throw;
+    } catch (const std::exception& e) {
+        give_up(e);
         throw;
     }
 }

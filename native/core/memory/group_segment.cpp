@@ -125,16 +125,18 @@ Failure GroupSegment::failure() const {
     return {Cause(v & 15), rank, v >> 24, v & 16 ? std::string(why, strnlen(why, sizeof peers[rank].why)) : ""};
 }
 
-void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence,
+                std::initializer_list<std::string_view> how) {
     PeerSlot& peer_slot = group.peers[rank];
-    bool explained = !how.empty();
+    bool explained = !std::ranges::all_of(how, &std::string_view::empty);
     if (explained && peer_slot.explained.exchange(1)) {  // by another thread of this rank, or a stray write
         if (Waiter(kExplanationTimeout).watch({}, [&] { return group.failed(); })) return;
         explained = false;
     }
     if (explained) {
-        const size_t length = std::min(how.size(), sizeof peer_slot.why - 1);
-        std::memcpy(peer_slot.why, how.data(), length);
+        size_t length = 0;
+        for (const std::string_view part : how)
+            length += part.copy(peer_slot.why + length, sizeof peer_slot.why - 1 - length);
         peer_slot.why[length] = 0;
     }
     uint64_t none = 0;

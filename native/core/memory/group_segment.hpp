@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -149,8 +150,12 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 // Frees the channels and reports of a group's ranks, and keeps its segment for the next one.
 void release_group_segment(Segment& segment, uint64_t offset);
 
-// Mark the group failed, unless it already is, and wake all its ranks. Allocates nothing.
-void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how);
+// Mark the group failed, unless it already is, and wake all its ranks. how: the parts of the text. Allocates nothing.
+void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence,
+                std::initializer_list<std::string_view> how);
+inline void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {
+    fail_group(group, cause, rank, sequence, {how});
+}
 // This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
 // group, or -1 if the process is not in it.
 int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);

@@ -12,12 +12,7 @@ StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLo
 
 void StepRing::commit_slot(uint64_t position) {
     const auto within_group = uint64_t(slot(rank, position & ~(slot_bytes() - 1)) - group_.base());
-    try {
-        heap_.commit(offset_ + within_group, slot_bytes());
-    } catch (const OutOfMemory&) {
-        fail_group(group_, Cause::PeerLost, rank, log_.calls(), std::string("had no memory for ") + name(log_.op()));
-        throw;
-    }
+    heap_.commit(offset_ + within_group, slot_bytes());
     committed_[slot_of(position)] = true;
 }
 
@@ -108,8 +103,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
             failures_.timed_out(value);
     } catch (const Interrupted&) {
         if (!log_.resumed() && !announcement.fork.is_child())
-            fail_group(group_, Cause::PeerLost, rank, log_.calls(),
-                       std::string("was interrupted in ") + name(log_.op()));
+            fail_group(group_, Cause::PeerLost, rank, log_.calls(), {"was interrupted in ", name(log_.op())});
         throw;
     }
 }
