@@ -38,7 +38,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     attempt([&] {
         const auto in_progress = [&] { return memory_->in_call_of_others() || !(on_stream || stream_.idle()); };
         pending = interrupts || in_progress();
-        if (pending && !on_stream) stream_.hurry();
+        if (pending && !on_stream) hurry();
         const auto finished = [&] {  // what is left on the stream of a failed group will not run
             return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
         };

@@ -207,6 +207,7 @@ private:
     std::shared_ptr<Task> leave(std::shared_ptr<Task> task, bool overlaps, std::string site,
                                 const CodePlace& place = {});
     void take_back();
+    void hurry() noexcept;
     void wait_for_calls();
     // What is no call, but uses the group's memory.
     struct OpenLease {

@@ -87,16 +87,25 @@ std::shared_ptr<Task> Comm::start_body(std::function<void()> body) {
 // Queues what has not begun, for whoever waits for it, or for a thread: at once if it shall overlap with the program,
 // or else when a peer waits for this rank.
 std::shared_ptr<Task> Comm::leave(std::shared_ptr<Task> task, bool overlaps, std::string site, const CodePlace& place) {
-    task = stream_.enqueue(std::move(task), std::move(site), place);
     stand_in_.listen();
-    if (transport_.ring.leave_operation() || overlaps) stream_.hurry();
+    task = stream_.enqueue(std::move(task), std::move(site), place);
+    if (transport_.ring.leave_operation() || overlaps) hurry();
     return task;
 }
 
 // Called by what was left, when it begins.
 void Comm::take_back() {
     group_.peers[rank()].idle.store(Idle::None);
-    if (!stream_.last_not_begun() && transport_.ring.leave_operation()) stream_.hurry();
+    if (!stream_.last_not_begun() && transport_.ring.leave_operation()) hurry();
+}
+
+// A thread runs what is left, if the system gives one. If not, it is left to whoever waits for it, and a peer that
+// waits for this rank calls for it again (StandIn).
+void Comm::hurry() noexcept {
+    try {
+        stream_.hurry();
+    } catch (const std::exception&) {
+    }
 }
 
 Comm::StandIn::StandIn(Comm& comm)
@@ -105,7 +114,9 @@ Comm::StandIn::StandIn(Comm& comm)
 Comm::StandIn::~StandIn() { stop(); }
 
 void Comm::StandIn::listen() {
-    if (!listens_.exchange(true)) thread_.listen(*this);
+    if (listens_) return;
+    thread_.listen(*this);  // may throw; twice does no harm
+    listens_ = true;
 }
 
 void Comm::StandIn::stop() {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/linked_list.hpp"
 #include "memory/segment.hpp"
-#include "p2p/linked_list.hpp"
 #include "sync/waiting.hpp"
 
 namespace rankwise {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/aligned_memory.hpp"
-#include "p2p/linked_list.hpp"
+#include "base/linked_list.hpp"
 #include "sync/embedding.hpp"
 #include "trace/trace.hpp"
 

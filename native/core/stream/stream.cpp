@@ -96,8 +96,8 @@ std::vector<std::shared_ptr<Task>> Stream::take_failed() {
     std::vector<std::shared_ptr<Task>> taken;
     if (core_->fork.is_child()) return taken;
     const std::lock_guard lock(core_->mutex);
-    for (auto& task : std::exchange(core_->failed, {}))
-        if (task->failed_unnoticed()) taken.push_back(std::move(task));
+    while (!core_->failed.empty())
+        if (auto task = core_->failed.pop_front(); task->failed_unnoticed()) taken.push_back(std::move(task));
     return taken;
 }
 

@@ -8,6 +8,18 @@
 
 namespace rankwise {
 
+namespace {
+
+std::exception_ptr error_of_closing() noexcept {
+    try {
+        throw Closed("the stream was closed before this work, or work that it waits for, began");
+    } catch (...) {  // that, or that there was no memory for it
+        return std::current_exception();
+    }
+}
+
+}  // namespace
+
 thread_local const StreamCore* StreamCore::running_here = nullptr;
 
 void StreamCore::check_usable() const {
@@ -18,6 +30,11 @@ void StreamCore::start_thread() {
     if (thread_) return;
     thread_pool::run([self = shared_from_this()] { self->run(); });  // run() first waits for the mutex
     thread_ = true;
+}
+
+// Somebody must run what the threads in await() wait for.
+void StreamCore::run_for_sleepers() {
+    if (sleepers_ && !helped_ && !closing && !queue.empty()) start_thread();
 }
 
 void StreamCore::submit(const std::shared_ptr<Task>& task) {
@@ -40,7 +57,10 @@ public:
         running_here = outer_;
         if (core_.fork.is_child()) return;
         core_.helped_ = false;
-        if (!core_.queue.empty() && core_.sleepers_) core_.start_thread();
+        try {
+            core_.run_for_sleepers();
+        } catch (const std::exception&) {  // the sleepers try again
+        }
         if (core_.thread_ || core_.closing) core_.settled.notify_all();
     }
 
@@ -56,15 +76,14 @@ void StreamCore::help(const Task* last, bool ready_only, const CallOptions& opti
         if (task.of_program() && &task != last) return false;  // what interrupts it belongs to who waits for it
         return task.for_waiters() && task.may_run() && (!ready_only || (task.begun() && task.ready()));
     };
-    if (queue.empty() || !mine(*queue.front())) return;
+    if (queue.empty() || !mine(queue.front())) return;
     const Helping helping(*this);
     do run_first(lock, options);
-    while (lock.owns_lock() && !closing && !queue.empty() && !(last && last->ended()) && mine(*queue.front()));
+    while (lock.owns_lock() && !closing && !queue.empty() && !(last && last->ended()) && mine(queue.front()));
 }
 
 void StreamCore::run_first(std::unique_lock<std::mutex>& lock, const CallOptions& options) {
-    current = std::move(queue.front());
-    queue.pop_front();
+    current = queue.pop_front();
     Task& task = *current;
     const bool had_begun = task.begun();
     std::exception_ptr interrupt;
@@ -110,7 +129,6 @@ bool StreamCore::await(Task& task, double timeout, const CallOptions& options) {
         explicit Sleeper(StreamCore& c) : core(c) {
             const std::lock_guard lock(core.mutex);
             ++core.sleepers_;
-            if (!core.helped_ && !core.queue.empty()) core.start_thread();
         }
         ~Sleeper() {
             if (core.fork.is_child()) return;
@@ -118,8 +136,12 @@ bool StreamCore::await(Task& task, double timeout, const CallOptions& options) {
             --core.sleepers_;
         }
     } const sleeper(*this);
-    return Waiter(timeout, program)
-        .sleep({task.state_, &task.sleepers_}, [&] { return task.ended(); }, [&] { task.check_can_wait(); });
+    const auto check = [&] {
+        task.check_can_wait();
+        const std::lock_guard lock(mutex);
+        run_for_sleepers();
+    };
+    return Waiter(timeout, program).sleep({task.state_, &task.sleepers_}, [&] { return task.ended(); }, check);
 }
 
 void StreamCore::hurry() {
@@ -150,7 +172,7 @@ Stream::Outcome StreamCore::wait_for(const std::shared_ptr<Task>& mark, const st
 
 bool StreamCore::close(double timeout) {
     if (fork.is_child()) return true;
-    std::deque<std::shared_ptr<Task>> cancelled;
+    TaskQueue cancelled;
     {
         const std::lock_guard lock(mutex);
         closing = true;
@@ -160,12 +182,12 @@ bool StreamCore::close(double timeout) {
             futex_wake_all(awaited->state_);
         }
     }
-    const auto why =
-        std::make_exception_ptr(Closed("the stream was closed before this work, or work that it waits for, began"));
-    for (auto& task : cancelled) task->fail(why);
+    const auto why = cancelled.empty() ? nullptr : error_of_closing();
+    const size_t count = cancelled.size();
+    while (!cancelled.empty()) cancelled.pop_front()->fail(why);
     {
         const std::lock_guard lock(mutex);
-        pending.fetch_sub(uint32_t(cancelled.size()));
+        pending.fetch_sub(uint32_t(count));
         settled.notify_all();
     }
     if (running_here == this) return true;  // closed by one of its own tasks

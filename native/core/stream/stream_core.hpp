@@ -2,13 +2,13 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "stream/stream.hpp"
+#include "stream/task_queue.hpp"
 
 namespace rankwise {
 
@@ -33,11 +33,11 @@ public:
 
     std::mutex mutex;
     std::condition_variable settled;  // all tasks have run, or nobody runs the stream any more
-    std::deque<std::shared_ptr<Task>> queue;
+    TaskQueue queue;
     std::shared_ptr<Task> current;  // the running task
     std::shared_ptr<Task> awaited;  // the mark for which it waits
     std::exception_ptr broken;      // why all following tasks are cancelled; only who runs the stream uses it
-    std::deque<std::shared_ptr<Task>> failed;
+    TaskQueue failed;
     std::atomic<uint32_t> pending{0}, begun{0};  // tasks that have not ended; those of them that have begun
     std::atomic<bool> closing{false};
     Embedding& program;
@@ -48,6 +48,7 @@ private:
     void run();
     void run_first(std::unique_lock<std::mutex>& lock, const CallOptions& options);
     void start_thread();
+    void run_for_sleepers();
 
     bool thread_ = false, thread_runs_ = false;  // a thread of the pool runs the stream, or will soon; it does
     bool helped_ = false;                        // a waiting thread runs it

@@ -53,6 +53,7 @@ protected:
 private:
     friend class StreamCore;
     friend class Stream;
+    friend class TaskQueue;
     static constexpr uint32_t kDone = 1, kWakeUp = 2;
     // Runs it. Throws Interrupted if a wait in it was interrupted; it may then have to be run again.
     void attempt(const CallOptions& options);
@@ -68,6 +69,7 @@ private:
     std::atomic<bool> noticed_{false};
     const ForkMark fork_{};
     std::shared_ptr<StreamCore> stream_;  // on which it is queued
+    std::shared_ptr<Task> next_;          // behind it in a TaskQueue
     std::string site_;                    // where the program submitted it; or place_
     CodePlace place_;
 };

@@ -8,8 +8,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <utility>
-#include <vector>
 
+#include "base/linked_list.hpp"
 #include "base/policy.hpp"
 #include "sync/engine_thread.hpp"
 #include "sync/forks.hpp"
@@ -21,13 +21,14 @@ namespace {
 struct Thread {
     std::condition_variable wake;
     std::function<void()> body;
+    Links<Thread> links;
 };
 
-// The idle threads, the latest one last: its stack is still in the cache. Never destroyed, because threads may outlive
+// The idle threads, the latest one first: its stack is still in the cache. Never destroyed, because threads may outlive
 // the other static objects.
 struct Idle {
     std::mutex mutex;
-    std::vector<Thread*> threads;
+    LinkedList<Thread, &Thread::links> threads;
     ForkMark fork;
 };
 Idle& idle() {
@@ -65,8 +66,8 @@ void work(std::function<void()> first) {
     while (self.body) {
         std::exchange(self.body, nullptr)();
         std::unique_lock lock(idle().mutex);
-        idle().threads.push_back(&self);
-        if (!self.wake.wait_for(lock, kIdleThread, [&] { return bool(self.body); })) std::erase(idle().threads, &self);
+        idle().threads.insert_before(idle().threads.first(), self);
+        if (!self.wake.wait_for(lock, kIdleThread, [&] { return bool(self.body); })) idle().threads.remove(self);
     }
 }
 
@@ -76,14 +77,13 @@ void run(std::function<void()> body) {
     {
         const std::lock_guard lock(idle().mutex);
         if (idle().fork.is_child()) {  // the threads exist only in the parent
-            idle().threads.clear();
+            idle().threads = {};
             idle().fork = {};
         }
-        if (!idle().threads.empty()) {
-            Thread& thread = *idle().threads.back();
-            idle().threads.pop_back();
-            thread.body = std::move(body);
-            thread.wake.notify_one();
+        if (Thread* const thread = idle().threads.first()) {
+            idle().threads.remove(*thread);
+            thread->body = std::move(body);
+            thread->wake.notify_one();
             return;
         }
     }
