@@ -21,8 +21,9 @@ void* operator new(size_t bytes) {
     if (void* const memory = std::malloc(bytes ? bytes : 1)) return memory;
     throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+// Not inlined, because GCC would take each for the end of another operator new's memory.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -112,10 +113,36 @@ void no_memory_for_a_receive() {
     });
 }
 
+// Nor is a synchronous send to oneself, whose message may not have come to be.
+void no_memory_for_a_send_to_oneself() {
+    ranks::run_in_threads(2, [](Comm& c) {
+        const int64_t sent = 42;
+        int64_t x = 0;
+        bool threw = true;
+        for (int refused = 1; threw; ++refused) {
+            std::shared_ptr<Request> send;
+            until_refused = refused;
+            try {
+                send = c.messages().send_synchronously(&sent, 1, DType::I64, c.rank(), 0);
+            } catch (const std::bad_alloc&) {
+            }
+            threw = until_refused == 0;
+            until_refused = 0;
+            CHECK_EQ(send == nullptr, threw);
+            CHECK_EQ(c.messages().probe(c.rank(), 0).has_value(), !threw);
+            CHECK(threw || refused > 2, refused);
+        }
+        c.messages().recv_now(&x, 1, DType::I64, c.rank(), 0);
+        CHECK_EQ(x, sent);
+        c.barrier();
+    });
+}
+
 }  // namespace
 
 int main() {
     no_memory_for_a_receive();
+    no_memory_for_a_send_to_oneself();
     no_thread();
     no_memory_for_what_arrives();
     return check::result();

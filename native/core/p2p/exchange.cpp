@@ -32,10 +32,11 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
     std::exception_ptr error;
     Arrival last{};
     size_t sent = 0;
+    std::vector<std::pair<Arrival, const void*>> received;
+    if (all_short && receives.size() > 1) received.reserve(receives.size());
     while (all_short && sent < sends.size() && sent_at_once(sends[sent])) ++sent;
     if (all_short && sent == sends.size()) {
         if (meanwhile) meanwhile();
-        std::vector<std::pair<Arrival, const void*>> received;
         try {
             for (const Transfer& t : receives)
                 keeping(error, [&] {
@@ -50,6 +51,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
         }
     } else {  // the receives come first, so that their messages go directly to their memory
         std::vector<std::shared_ptr<Request>> started;
+        started.reserve(sends.size() + receives.size());
         try {
             for (const Transfer& t : receives) started.push_back(post(t, options));
             for (; sent < sends.size(); ++sent)

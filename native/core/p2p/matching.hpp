@@ -130,6 +130,11 @@ public:
         all_.put_back(*m);
         bytes_ += kept_bytes(*m);
     }
+    // The data of one that was offered has been fetched, or requested.
+    void keeps(Message& m) {
+        offered_.remove(m);
+        bytes_ += kept_bytes(m);
+    }
     uint64_t bytes() const { return bytes_; }  // that are kept
     // The message of a synchronous send of this rank to itself.
     Message* awaited_by(const Request& send) const {

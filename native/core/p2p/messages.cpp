@@ -156,18 +156,17 @@ std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const 
     const int to = r->peer_;
     const auto lock = lock_requests(options);
     check_open(name(Op::Send), options);
-    trace(*r, waits);
-    if (to == rank_) {
-        arrive_here(r);
-        return r;
-    }
-    auto& sends = outgoing_[to].sends;
-    sends.push_back(r);
     try {
+        trace(*r, waits);
+        if (to == rank_) {
+            arrive_here(r);
+            return r;
+        }
+        outgoing_[to].sends.push_back(r);
         push(to);
         if (!r->ended() && !waits) go_on_in_background(true);
-    } catch (...) {  // no memory for the channel, or no thread
-        cancel_locked(r);
+    } catch (...) {  // no memory, or no thread
+        take_back(r);
         throw;
     }
     return r;
@@ -219,8 +218,8 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
             receive_arrived(r, *m);
         }
         if (!r->ended() && !waits && !may_stay_in_ring(*r)) go_on_in_background();
-    } catch (...) {  // no memory for the channel, or for another message, or no thread
-        cancel_locked(r);
+    } catch (...) {  // no memory, perhaps for another message, or no thread
+        take_back(r);
         throw;
     }
     return r;
@@ -256,7 +255,7 @@ void Messages::start_arrived(const std::shared_ptr<Request>& r, Message& arrived
         receive_arrived(r, arrived);
         if (!r->ended()) go_on_in_background();
     } catch (...) {
-        cancel_locked(r);
+        take_back(r);
         throw;
     }
 }
@@ -336,7 +335,7 @@ void Messages::cancel(const std::shared_ptr<Request>& r) {
     if (fork_.is_child()) return;
     std::lock_guard lock(mutex_);
     if (closing_) return;
-    cancel_locked(r);
+    give_up(r);
     notify(rank_);  // another thread may wait for it
 }
 
@@ -354,19 +353,28 @@ void Messages::cancel_send(const std::shared_ptr<Request>& r) {
         go_on_from_copy(r);
         failed = !r->synchronous_;  // which cannot be taken back, so it is complete for its caller
     } else if (r->peer_ == rank_) {
-        arrived_.remove(*arrived_.awaited_by(*r))->awaiting = nullptr;
+        if (Message* const m = arrived_.awaited_by(*r)) arrived_.remove(*m)->awaiting = nullptr;
         publish_room();
     } else {
-        Outgoing& out = outgoing_[r->peer_];
-        if (out.writing == &out.sends && out.sends.front() == r) out.writing = nullptr;  // its header had no room
-        std::erase(out.sends, r);
+        drop(r);
     }
     end_trace(*r, failed);
     r->become(failed ? Request::State::Cancelled : Request::State::Complete);
 }
 
+// A send that is not in the ring, or whose group has failed: nothing is read any more from its caller's memory.
+void Messages::drop(const std::shared_ptr<Request>& r) {
+    Outgoing& out = outgoing_[r->peer_];
+    for (Sends* const queue : {&out.sends, &out.requested}) {
+        if (out.writing == queue && queue->front() == r) out.writing = nullptr;
+        std::erase(*queue, r);
+    }
+    if (r->offer_ >= 0) out.end_offer(*r);
+}
+
 // A send whose data the receiver expects goes on from a copy, as a request that nobody else knows.
 void Messages::go_on_from_copy(const std::shared_ptr<Request>& r) {
+    go_on_in_background();  // first, as the following: it may throw
     Memory copy(r->bytes());
     const auto rest = request(Op::Send, copy.data(), r->count_, r->dtype_, r->peer_, r->tag_);
     r->for_stretches(0, r->bytes(), [to = copy.data()](const uint8_t* data, uint64_t bytes) mutable {
@@ -381,7 +389,6 @@ void Messages::go_on_from_copy(const std::shared_ptr<Request>& r) {
     Outgoing& out = outgoing_[r->peer_];
     for (Sends* const queue : {&out.sends, &out.requested}) std::ranges::replace(*queue, r, rest);
     if (r->offer_ >= 0) out.offered[r->offer_] = rest;
-    go_on_in_background();
 }
 
 void Messages::cancel_receive(Request& r) {

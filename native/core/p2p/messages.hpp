@@ -128,17 +128,17 @@ private:
         uint64_t pad = 0;                                               // bytes to skip behind it
         std::unordered_map<int, std::shared_ptr<Message>> requested{};  // by the number of the offer
         std::vector<std::shared_ptr<Message>> claimed{};                // offered, and not fetched yet
-        // Before a message is claimed, since there may be no memory.
-        void make_room() {
-            if (claimed.size() == claimed.capacity()) claimed.reserve(2 * claimed.size() + 4);
-        }
     };
+    // Before a message is claimed, since there may be no memory.
+    template <class T> static void make_room_in(std::vector<T>& list) {
+        if (list.size() == list.capacity()) list.reserve(2 * list.size() + 4);
+    }
     using Sends = std::deque<std::shared_ptr<Request>>;
     struct Outgoing {     // what goes to one destination
         Sends sends;      // in the order started, until each is in the ring or offered
         Sends requested;  // offered ones whose data the receiver has requested
         std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
-        std::deque<Header> answers;                                   // to offers of that rank
+        std::vector<Header> answers;                                  // to offers of that rank
         Sends* writing = nullptr;                                     // the queue whose first message is being written
         bool stuck = false;  // and the receiver's progress thread has been notified of that
         uint64_t read = 0;   // what the destination had read from the ring when this rank last had to look
@@ -152,6 +152,10 @@ private:
         void end_offer(const Request& r) {
             offered.erase(r.offer_);
             if (r.slot_ >= 0) free_slots.push_back(r.slot_);
+        }
+        void drop_all() {
+            sends.clear(), requested.clear(), offered.clear(), answers.clear();
+            writing = nullptr;
         }
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
         size_t incomplete() const {
@@ -208,7 +212,13 @@ private:
     void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void arrive_here(const std::shared_ptr<Request>& send);
     void pull_from(int from, bool all = false);                   // which may be kAny
-    void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked
+    void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked, as the next ones
+    void give_up(const std::shared_ptr<Request>& request) noexcept;
+    void take_back(const std::shared_ptr<Request>& request) noexcept;
+    template <class Step> void or_fail_group(const Step& step) noexcept;
+    void give_back_locked(Request& receive) noexcept;
+    void drop(const std::shared_ptr<Request>& send);
+    void forget(Message& message);
     bool has_left(int from) const;
     static Header header_of(const Request& send) {
         return Header::of(send.count_, send.dtype_, send.tag_, send.object_);
@@ -216,7 +226,7 @@ private:
     void cancel_send(const std::shared_ptr<Request>& send);
     void cancel_receive(Request& receive);
     void go_on_from_copy(const std::shared_ptr<Request>& send);
-    void give_back(const Arrival& received, uint64_t number, Memory data);
+    void put_back(const Arrival& received, uint64_t number, Memory data);
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void put_back(const std::shared_ptr<Message>& message);
     void match_posted(Message& message);

@@ -40,14 +40,17 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     header.form = r->synchronous_ ? Form::Awaited : Form::Offered;
     header.parts = uint8_t(n);
     if (n) c.offers[body.about.slot].store(OfferStage::Offered);
-    if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) return false;
+    const auto listed = out.offered.emplace(body.about.number, r).first;  // before the receiver knows of it
+    if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) {
+        out.offered.erase(listed);
+        return false;
+    }
     if (r->synchronous_) notify_progress_of(to);
     if (n) out.free_slots.pop_back();
     r->become(Request::State::Offered);
     r->offer_ = body.about.number;
     r->slot_ = body.about.slot;
     out.next_offer = (out.next_offer + 1) & INT32_MAX;
-    out.offered.emplace(r->offer_, r);
     return true;
 }
 
@@ -71,7 +74,7 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
         if (wanted && accepts(*wanted, m->header)) {
             if (wanted->unsized_for(m->header.bytes, m->header.object))
                 wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
-            incoming_[m->from].make_room();
+            make_room_in(incoming_[m->from].claimed);
             if (claim(*m)) return m;
         } else if (!cancelled(*m)) {
             return m;
@@ -93,18 +96,20 @@ bool Messages::fetch(const std::shared_ptr<Message>& message) {
     Message& m = *message;
     Offer& offer = *m.offer;
     auto& answers = outgoing_[m.from].answers;
-    const bool first = !std::exchange(offer.fetched, true);
+    const bool awaited = !group_.failed();  // the answer; without it, the end needs no memory
+    if (awaited) make_room_in(answers);
     if (offer.parts.empty()) {
         incoming_[m.from].requested.emplace(offer.number, message);
+        offer.fetched = true;
         answers.push_back(Header::about_offer(Form::Request, offer.number));
         return true;
     }
-    if (first) offer.shared = share(m);
+    if (!std::exchange(offer.fetched, true)) offer.shared = share(m);
     if (offer.shared && !fetch_shared(m)) return false;
     bool copied = !group_.failed();
     for (uint64_t at = 0; !offer.shared && copied && at < m.header.bytes; at += kBytesPerCheck)
         copied = copy_parts(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
-    answers.push_back(Header::about_offer(Form::Copied, offer.number));
+    if (awaited) answers.push_back(Header::about_offer(Form::Copied, offer.number));
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
     return true;
@@ -150,15 +155,17 @@ void Messages::take_offers(int from) {
         }
         if (m.header.bytes > room()) return;
         Memory memory(m.header.bytes);
-        const std::shared_ptr<Message> taken = arrived_.remove(m);
+        make_room_in(outgoing_[m.from].answers);
         if (claim(m)) {
+            m.at = memory.data();
+            fetch(m.held);
             m.kept = std::move(memory);
-            m.at = m.kept.data();
-            fetch(taken);
-            arrived_.put_back(taken);
+            arrived_.keeps(m);
             publish_room();
+            send_answers(m.from);
+        } else {
+            send_answers(arrived_.remove(m)->from);
         }
-        send_answers(m.from);
     });
 }
 

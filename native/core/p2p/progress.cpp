@@ -295,6 +295,12 @@ InBackground::Next Messages::advance() noexcept {
 
 std::string Messages::close(double timeout) {
     std::string trouble;
+    const auto report = [&](const auto& text) {  // without memory for that, the rest must end all the same
+        try {
+            if (trouble.empty()) trouble = text();
+        } catch (const std::bad_alloc&) {
+        }
+    };
     auto sends_left = [&] {
         size_t left = 0;
         for (const Outgoing& out : outgoing_) left += out.incomplete();
@@ -303,23 +309,22 @@ std::string Messages::close(double timeout) {
     try {
         if (timeout > 0) wait_until(timeout, [&] { return sends_left() == 0; }, nullptr);
     } catch (const std::exception& e) {
-        trouble = e.what();
+        report([&] { return e.what(); });
     }
     {
         std::lock_guard lock(mutex_);
-        if (!receives_.empty() && trouble.empty())
-            trouble = std::to_string(receives_.size()) + " receives without a message";
+        if (!receives_.empty())
+            report([&] { return std::to_string(receives_.size()) + " receives without a message"; });
         closing_ = true;
         for (int p = 0; p < n_; ++p) {
             try {
                 finish_claimed(p);
                 cancel_offers(p);
-            } catch (const Error& e) {  // their channel has been overwritten; the rest must end all the same
-                trouble = e.what();
+            } catch (const std::exception& e) {  // as when their channel has been overwritten
+                report([&] { return e.what(); });
             }
         }
-        if (size_t left = sends_left(); left && trouble.empty())
-            trouble = std::to_string(left) + " sends not delivered";
+        if (size_t left = sends_left()) report([&] { return std::to_string(left) + " sends not delivered"; });
         receives_.for_each([&](Request& r) { end_trace(r, true); });
         arrived_.for_each_awaiting([&](Request& r) { end_trace(r, true); });
         for (const Outgoing& out : outgoing_) {
@@ -331,7 +336,7 @@ std::string Messages::close(double timeout) {
     background_.dismiss(*this);
     std::lock_guard lock(mutex_);  // release the requests, and with them the memory of dropped ones
     receives_.clear();
-    for (Outgoing& out : outgoing_) out = {};
+    for (Outgoing& out : outgoing_) out.drop_all();
     lease_.end();
     return trouble;
 }

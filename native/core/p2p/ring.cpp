@@ -24,7 +24,7 @@ bool Messages::begin_next(Channel& c, int to, bool& moved) {
     Outgoing& out = outgoing_[to];
     if (!out.answers.empty()) {
         if (!write_header(c, to, out.answers.front())) return false;
-        out.answers.pop_front();
+        out.answers.erase(out.answers.begin());
         return moved = true;
     }
     if (!out.requested.empty()) {
@@ -173,7 +173,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         const bool copied = !offer.parts.empty();
         if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes))
             overwritten("an offer", from, rank_);
-        in.make_room();
+        make_room_in(in.claimed);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->receive) in.claimed.push_back(m);
         break;
