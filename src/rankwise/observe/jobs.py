@@ -88,13 +88,10 @@ class RunningJob:
 
         Raises OSError if the job has ended.
         """
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            of_pid = request_stacks(fd)
-        finally:
-            os.close(fd)
+        with open(self.path, "r+b", buffering=0) as segment:
+            of_local = request_stacks(segment.fileno())
         first = self._first()
-        stacks = {first + index: _harmless(text) for index, text in of_pid.items()}
+        stacks = {first + index: _harmless(text) for index, text in of_local.items()}
         for node in self.others:
             stacks |= node.stacks()
         return stacks
@@ -193,18 +190,15 @@ def jobs_of(pid: int) -> list[RunningJob]:
     """
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
+        os.listdir(f"/proc/{pid}/fd")
     except FileNotFoundError:
         raise ProcessLookupError(f"there is no process {pid}") from None
-    try:
-        os.listdir(f"/proc/{pid}/fd")
     except PermissionError:
         try:
             name = pwd.getpwuid(owner).pw_name
         except KeyError:
             name = f"user {owner}"
         raise PermissionError(f"process {pid} belongs to {name}: only that user and root may inspect it") from None
-    except FileNotFoundError:
-        raise ProcessLookupError(f"process {pid} has ended") from None
     jobs = [
         job
         for job in running_jobs()
