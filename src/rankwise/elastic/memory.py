@@ -95,8 +95,7 @@ class CommitMemory:
 
     def begin(self) -> int:
         """Empty the slot that the next commit is to fill, and return it: an empty one, or the older commit's."""
-        filled = list(self.commits().values())
-        slot = filled[-1] if len(filled) == SLOTS else next(slot for slot in range(SLOTS) if slot not in filled)
+        slot = int(self._slots[:, _NUMBER].argmin())
         self._slots[slot, _NUMBER] = 0
         return slot
 
