@@ -107,6 +107,12 @@ PARTS = {
         (".native",),
         ("tsan",),
     ),
+    "memory": Part(
+        "the core with AddressSanitizer and UBSan on 2 and 3 ranks: 5 minutes",
+        (native("asan", "RANKWISE_SHORT=1"),),
+        (".native",),
+        ("asan",),
+    ),
     "slow": Part(
         "the Python tests that make test leaves out", (f"{PYTEST} -m slow --durations=20 {{args}}",), (".test", *MPIS)
     ),
