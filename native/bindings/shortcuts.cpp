@@ -27,13 +27,13 @@ struct OpName {
 std::array<OpName, 5> op_names;  // made when the module is imported
 
 // Whose call it is. Group: the ranks compare their arrays' shapes, autograd is notified of what is written, and the
-// result is a new array if `out` is None. Mpi and Torch: none of that, as both move elements; torch.distributed gives a
-// reduction by its number.
+// result is a new array if `out` is None. Mpi: autograd is notified. Torch: none of that, and a reduction is given by
+// its number.
 enum class Rules : uint8_t { Group, Mpi, Torch };
 template <Rules rules> Description described(const PlainArray& x) {
     return rules == Rules::Group ? x.description() : Description{};
 }
-template <Rules rules> bool done(const PlainArray& written) { return rules != Rules::Group || written.written(); }
+template <Rules rules> bool done(const PlainArray& written) { return rules == Rules::Torch || written.written(); }
 
 // A reduction, by its name or number.
 template <Rules rules> std::optional<ReduceOp> reduction(nb::handle op) {
@@ -126,7 +126,7 @@ template <class Form, Rules rules> struct Result {
     }
     // The result, which was written.
     nb::object done() {
-        if (rules == Rules::Group && !is_new_) memory.written();
+        if (rules != Rules::Torch && !is_new_) memory.written();
         return std::move(object);
     }
     nb::object object;
