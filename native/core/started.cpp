@@ -23,6 +23,7 @@ private:
     bool for_waiters() const override { return true; }
     bool begun() const override { return bool(started_.finish); }
     bool ready() const override {
+        if (comm_.group_.failed()) return true;  // the rest raises the error
         StepRing& ring = comm_.transport_.ring;
         return started_.awaited == Started::kAll ? ring.all_arrived(started_.step)
                                                  : ring.arrived(started_.awaited, started_.step);

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,30 @@ def test_results_are_complete_once_done_is_true() -> None:
         assert base.tolist() == [[1, 2, 1, 1]] * 4
 
     run_ranks(ranks, 2)
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm"])
+def test_polling_finds_that_the_group_has_failed(backend: str) -> None:
+    def ranks(group: Group) -> list[str]:
+        """The operations that rank 0 polls for ever."""
+        endless = []
+        for name in calls(group):
+            with group.dup() as failing:
+                work = calls(failing)[name](async_op=True) if group.rank == 0 else None
+                group.barrier()
+                if work is None:
+                    failing.abort("on purpose")
+                    continue
+                end = time.monotonic() + 10
+                while not work.done() and time.monotonic() < end:
+                    time.sleep(1e-4)
+                if not work.done():
+                    endless.append(name)
+                with suppress(rw.RankwiseError):
+                    work.wait()
+        return endless
+
+    assert run_ranks(ranks, 2, backend=backend) == [[], []]
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
