@@ -37,10 +37,12 @@ GroupMemory::GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int 
     : segment_(std::move(segment)), offset_(offset), rank_(rank), group_(view(*segment_, offset)) {}
 
 bool GroupMemory::try_begin_or_await() {
-    if (try_begin()) return true;
-    for (uint32_t now = uses_.load(); now & kLocked && !(now & kAwaited);)
-        if (uses_.compare_exchange_weak(now, now | kAwaited)) break;
-    return false;
+    while (!try_begin()) {
+        uint32_t now = uses_.load();
+        if (now & kClosed) return false;
+        if (now & kLocked && (now & kAwaited || uses_.compare_exchange_strong(now, now | kAwaited))) return false;
+    }
+    return true;
 }
 
 void GroupMemory::unlock() {
@@ -50,13 +52,13 @@ void GroupMemory::unlock() {
 }
 
 void GroupMemory::close() {
-    if (uses_.fetch_or(kClosed) & kAwaited) futex_wake_all(uses_);
+    if (uses_.fetch_or(kClosed) & kAwaited) futex_notify(unlocked_);
 }
 
 void GroupMemory::ended(uint32_t bits, uint32_t before) {
     if (bits & before & kLocked && before & kAwaited) {
         uses_.fetch_and(~kAwaited);
-        futex_wake_all(uses_);
+        futex_notify(unlocked_);
     }
     if (before & kClosed && bits & kUses && (before & kUses) == (bits & kUses)) release();
 }

@@ -40,7 +40,7 @@ public:
     bool begin_locked() { return begin(kCall, kClosed); }
     // try_begin() once other threads give up the lock. Returns false at the waiter's deadline; check: see Waiter.
     template <class Check> bool begin_when_unlocked(Waiter waiter, const Check& check) {
-        return waiter.sleep({uses_}, [this] { return try_begin_or_await(); }, check);
+        return waiter.sleep({unlocked_}, [this] { return try_begin_or_await(); }, check);
     }
     // The call that has begun. Unless a Lock keeps the lock, the call's end gives it up.
     Use call(bool locked);
@@ -88,7 +88,8 @@ private:
     const int rank_;
     GroupSegment& group_;
     const ForkMark fork_;
-    std::atomic<uint32_t> uses_{0};              // also the futex of those that wait for the lock
+    std::atomic<uint32_t> uses_{0};
+    std::atomic<uint32_t> unlocked_{0};          // the futex of those that wait for the lock
     std::atomic<std::thread::id> lock_owner_{};  // the thread that has a Lock
     int lock_depth_ = 0;                         // how many it has
 };
