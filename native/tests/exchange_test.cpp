@@ -81,7 +81,7 @@ void timeout(Comm& c, uint64_t count) {
 
 void every_kind(Comm& c) {
     set_peers_far(!c.conditions().single_copy);  // both ways to write the rings
-    const uint64_t exchanged = tuning::in_ring(c.world_size(), peers_are_far()) / 8;
+    const uint64_t exchanged = c.messages().most_in_ring() / 8;
     for (uint64_t first : {uint64_t(0), uint64_t(1), uint64_t(3000), exchanged, exchanged + 1, uint64_t(100'000)})
         for (uint64_t second : {uint64_t(7), exchanged, uint64_t(50'000)})
             for (bool up_to : {false, true}) around_the_ring(c, first, second, up_to);

@@ -177,8 +177,10 @@ inline constexpr uint64_t kRingPiece = 32 * KiB;
 // Longer messages stay with their sender, and are copied once, by system calls. The ring copies shorter ones sooner,
 // although twice, because both ranks copy at once. Through the ring and once, one way in Python, between far cores:
 // 64 KiB 3.6 and 9.2 us, 128 KiB 5.5 and 15.8. Between near ones, arrays used again: 24 KiB 4.0 and 3.3, 64 KiB 6.6 and
-// 3.9, 128 KiB 10.0 and 5.9; just written: 24 KiB 4.1 and 5.0, 32 KiB 4.8 and 5.1, 128 KiB 10.2 and 9.3.
-inline constexpr uint64_t in_ring(int ranks, bool far) { return far ? ring_bytes(ranks) / 2 : 24 * KiB; }
+// 3.9, 128 KiB 10.0 and 5.9; just written: 24 KiB 4.1 and 5.0, 32 KiB 4.8 and 5.1, 128 KiB 10.2 and 9.3. With 4 ranks
+// on 2 near cores, used again: 32 KiB 8.4 and 22, 64 KiB 14 and 24, 128 KiB 26 and 11.
+inline constexpr uint64_t kInRingOfNear = 24 * KiB, kInRingOfShared = 64 * KiB;
+inline constexpr uint64_t in_ring_of_far(int ranks) { return ring_bytes(ranks) / 2; }
 // If ranks share cores, a rank of an exchange yields this many times for room in the ring.
 inline constexpr int kYieldsForRoom = 4;
 // If ranks share cores, a rank that waits for a message yields its core this many times before it sleeps; to be woken

@@ -58,6 +58,8 @@ public:
                                   const CallOptions& options = {}, bool waits = false);
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
                                   const CallOptions& options = {}, bool waits = false);
+    // The longest message that passes through the ring: a longer one is offered, if ranks can read each other's memory.
+    uint64_t most_in_ring() const;
     // A synchronous send: it is complete when a receive has matched the message.
     std::shared_ptr<Request> send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
                                                 const CallOptions& options = {});
@@ -193,7 +195,6 @@ private:
     bool read(int from, bool all);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
-    uint64_t most_in_ring() const;
     bool must_offer(const Request& send, int to) const;
     bool write_offer(Channel& c, const std::shared_ptr<Request>& send, int to);
     bool claim(Message& message);

@@ -7,10 +7,12 @@
 
 namespace rankwise {
 
-// The longest message that its sender need not offer because of its size; without single copy, that two ranks exchange
-// through their rings.
 uint64_t Messages::most_in_ring() const {
-    return tuning::in_ring(n_, peers_are_far() || !transport_.conditions().single_copy);
+    const Conditions& conditions = transport_.conditions();
+    const uint64_t of_far = tuning::in_ring_of_far(n_);
+    if (!conditions.single_copy) return of_far;
+    if (conditions.oversubscribed) return std::min(tuning::kInRingOfShared, of_far);
+    return peers_are_far() ? of_far : tuning::kInRingOfNear;
 }
 
 bool Messages::must_offer(const Request& r, int to) const {
