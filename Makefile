@@ -42,7 +42,7 @@ demo: $(ENV)/.demo ## build, install into build/env, train a network on 2 ranks
 
 # ---- tests ----
 
-test: $(ENV)/.made ## every backend, algorithm and front-end; about 13 minutes on 2 cores, builds included
+test: $(ENV)/.made ## every backend, algorithm and front-end; about 8 minutes on 2 cores, builds included
 	@$(ENV)/bin/python tests/parts.py --env $(ENV) test
 
 test-all: $(ENV)/.made ## make test, and most tests that take longer: two and a half hours; PART=NAME runs one part, with ARGS="..."
