@@ -174,11 +174,12 @@ inline constexpr size_t kMostFailed = 100;
 inline constexpr uint64_t kShortMessage = 16 * KiB;
 // The sender announces pieces of this size, so that from two pieces on both ranks copy at once.
 inline constexpr uint64_t kRingPiece = 32 * KiB;
-// Longer messages stay with their sender, and are copied once, by system calls. The ring copies shorter ones sooner,
-// although twice, because both ranks copy at once. Through the ring and once, one way in Python, between far cores:
-// 64 KiB 3.6 and 9.2 us, 128 KiB 5.5 and 15.8. Between near ones, arrays used again: 24 KiB 4.0 and 3.3, 64 KiB 6.6 and
-// 3.9, 128 KiB 10.0 and 5.9; just written: 24 KiB 4.1 and 5.0, 32 KiB 4.8 and 5.1, 128 KiB 10.2 and 9.3. With 4 ranks
-// on 2 near cores, used again: 32 KiB 8.4 and 22, 64 KiB 14 and 24, 128 KiB 26 and 11.
+// The longest message that passes through the ring: between near cores, between ranks that share cores, and between far
+// cores. Longer ones stay with their sender, and are copied once, by system calls; the ring copies shorter ones sooner,
+// although twice, because both ranks copy at once. One way in Python, us, through the ring and copied once. Far cores:
+// 64 KiB 3.6 and 9.2, 128 KiB 5.5 and 15.8. Near ones, arrays used again: 24 KiB 4.0 and 3.3, 64 KiB 6.6 and 3.9,
+// 128 KiB 10.0 and 5.9; just written: 24 KiB 4.1 and 5.0, 32 KiB 4.8 and 5.1, 128 KiB 10.2 and 9.3. 4 ranks on 2 near
+// cores, used again: 32 KiB 8.4 and 22, 64 KiB 14 and 24, 128 KiB 26 and 11.
 inline constexpr uint64_t kInRingOfNear = 24 * KiB, kInRingOfShared = 64 * KiB;
 inline constexpr uint64_t in_ring_of_far(int ranks) { return ring_bytes(ranks) / 2; }
 // If ranks share cores, a rank of an exchange yields this many times for room in the ring.

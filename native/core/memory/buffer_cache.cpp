@@ -78,7 +78,10 @@ void BufferCache::leave() {
 // one.
 bool BufferCache::drop_until(size_t bytes) {
     bool any = false;
-    for (; const auto buffer = longest_unused_above(bytes); any = true) segment_->heap().release(buffer->offset);
+    while (const auto buffer = longest_unused_above(bytes)) {
+        segment_->heap().release(buffer->offset);
+        any = true;
+    }
     return any;
 }
 

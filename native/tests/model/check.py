@@ -91,7 +91,7 @@ BROKEN_OFFERS = {
     "a receiver claims a message in two steps": "BREAK_CLAIM",
     "who cancels a send does not wait for the receiver that copies it": "BREAK_CANCEL",
     "a receiver does not wait for the sender's pieces": "BREAK_DONE",
-    "a sender that helps does not look whether the group has failed": "FAILS BREAK_FAILED",
+    "a sender that helps does not check whether the group has failed": "FAILS BREAK_FAILED",
     "a receiver whose group has failed does not wait for a sender that writes": "FAILS BREAK_FAILED_WRITING",
 }
 

@@ -197,8 +197,8 @@ class Processes(PickledRanks):
     def receive(self, task: Task, timeout: float | None) -> None:
         """Ctrl-C interrupts the task, which then has a moment to end."""
         count, end = 0, math.inf if timeout is None else time.monotonic() + timeout
-        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as pipe:
-            while pipe and not task.done() and (end == math.inf or time.monotonic() < end):
+        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as receives:
+            while receives and not task.done() and (end == math.inf or time.monotonic() < end):
                 self._receive(end)
                 if interrupt.count > count:
                     count = interrupt.count
@@ -213,8 +213,8 @@ class Processes(PickledRanks):
                 os.eventfd_write(self._bell, 1)
 
     def help(self) -> None:
-        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as pipe:
-            if pipe:
+        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as receives:
+            if receives:
                 self._receive(0.0)
         if interrupt.count:
             raise KeyboardInterrupt
@@ -302,7 +302,7 @@ class Processes(PickledRanks):
         left = {*range(self.n)}  # the ranks that have not answered yet
         signals = [SIGKILL, SIGINT]  # for those that go on when one has failed, the last first
         number, end = next(self.dealer.numbers), math.inf
-        with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as pipe:
+        with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as receives:
             try:
                 parts = [_Call(left, outcomes, self.dealer.changed) for _ in range(self.n)]
                 for rank in self.dealer.give_all(parts, number):
@@ -314,7 +314,7 @@ class Processes(PickledRanks):
                     failed = any(outcome.error is not None for outcome in outcomes)
                     if failed and end == math.inf and signals and not interrupt.count:
                         end = time.monotonic() + GRACE
-                    if pipe:
+                    if receives:
                         self._receive(end)
                     else:
                         with self.dealer.changed:

@@ -153,8 +153,8 @@ class ComposedCommunicator(ComparingCommunicator):
         self._all_gather(own, everybody, size)
 
     def _gather_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
-        sizes_sent, whole = self._rooted(sizes, root)
-        self._all_to_all_v(send, recv, sizes_sent, whole)
+        own_sizes, whole = self._rooted(sizes, root)
+        self._all_to_all_v(send, recv, own_sizes, whole)
 
     def _scatter_v(self, send: int, recv: int, sizes: Sequence[int], root: int) -> None:
         own_sizes, whole = self._rooted(sizes, root)

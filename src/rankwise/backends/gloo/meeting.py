@@ -77,9 +77,9 @@ class Meeting:
             return self._from_all_hosts({self._job.rank: own_value})
         values: dict[int, bytes] = {}
         try:
-            for value in all_gather_bytes(self._host, packed([b"%d" % self._job.rank, own_value])):
-                rank, other = unpacked(value)
-                values[int(rank)] = other
+            for pair in all_gather_bytes(self._host, packed([b"%d" % self._job.rank, own_value])):
+                rank, value = unpacked(pair)
+                values[int(rank)] = value
             answer = broadcast_bytes(self._host, self._answer(values) if self._leads else b"")
             self._host.barrier()
         except RankwiseError as error:

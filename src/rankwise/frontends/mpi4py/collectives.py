@@ -295,12 +295,13 @@ def _collective(shortcut: str, prepare: Callable[..., Body]) -> Callable[[Callab
     """Make a collective's methods: `Bcast`, which blocks; with its attributes `started`, which returns a Request, for
     `Ibcast`, and `persistent`, which returns a Prequest, for `Bcast_init`.
 
-    What it decorates is called with the method's arguments. It returns those of the shortcut of this name, for plain
-    arrays, or None for anything else. What `prepare` returns is called, or started, where the shortcut does nothing.
+    What it decorates is called with the method's arguments, and returns the shortcut's for plain arrays, or None for
+    anything else. What `prepare` returns is called, or started, where the shortcut does nothing.
     """
 
     def methods(arguments: Callable[..., tuple[Any, ...] | None]) -> Any:
-        # `args` begins with the communicator: to take it apart, and to join it again, would take longer than the rest.
+        # args[0] is the communicator. With a parameter for it, Python would split the tuple and join it again in each
+        # call, which takes longer than the rest.
         def blocking(*args: Any, **options: Any) -> None:
             c = args[0]._h or args[0]._live()
             given = arguments(*args, **options) if options else arguments(*args)

@@ -180,7 +180,7 @@ def plain(spec: Any) -> Any:
 def every(spec: Any) -> Any:
     """The NumPy array, of any shape, if no datatype is given, or its own. None for any other specification.
 
-    This is a buffer with one block for each rank, of which a count would be that of one block.
+    For a buffer with one block for each rank, where a count would be the length of one block.
     """
     kind = type(spec)
     if kind is ndarray:
