@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import starmap
+from itertools import accumulate, starmap
 from typing import Any, NamedTuple
 
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
@@ -88,7 +88,7 @@ class _Farm:
         self._rank = members[team.rank]
         self._outcomes: dict[int, _Outcome] = {}  # by task: on dst all that are known, elsewhere this rank's own
         self._words: SharedWords | None = None  # of the present round
-        self._ended: dict[int, list[str]] = {}  # on dst, by task: which ranks were lost at it, and how
+        self._ended: dict[int, list[tuple[int, str]]] = {}  # on dst, by task: which ranks were lost at it, and how
         self._dealing_only = False  # dst takes no task in this round
         self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks
         self._helping = 0  # how many of the other ranks still take tasks
@@ -130,8 +130,8 @@ class _Farm:
         self._begin([])
         if self._words is None:
             return False
-        sending = [self._send(number) for number in self._rest()]
-        sending.append(self._team.isend_object(None, self._root, _OUTCOME))
+        sending = [self._send((number, *self._outcomes[number])) for number in self._rest()]
+        sending.append(self._send(None))
         for work in sending:
             work.wait()
         return True
@@ -152,19 +152,16 @@ class _Farm:
         return True
 
     def _next_round(self) -> list[int]:
-        """The tasks of the next round: those at which a rank was lost come last."""
+        """The tasks of the next round: those at which a rank was lost come last, and are given up after two."""
+        for number, ends in self._ended.items():
+            if len(ends) > 1 or self._team.world_size == 1:
+                ranks = ", ".join(f"rank {rank} {how}" for rank, how in ends)
+                given_up = _Outcome(None, f"ended the process of each rank that did it: {ranks}", ends[-1][0])
+                self._outcomes.setdefault(number, given_up)
         left = [number for number in range(len(self._parts)) if number not in self._outcomes]
         harmless = [number for number in left if number not in self._ended]
         self._dealing_only = not harmless
-        if self._dealing_only and self._team.world_size == 1:
-            for number in left:
-                self._give_up(number)
-            return []
         return harmless or left
-
-    def _give_up(self, number: int) -> None:
-        text = f"ended the process of each rank that did it: {', '.join(self._ended[number])}"
-        self._outcomes[number] = _Outcome(None, text, int(self._ended[number][-1].split()[1]))
 
     @property
     def _root(self) -> int:
@@ -175,16 +172,11 @@ class _Farm:
         plan = self._team.broadcast_object([(number, length_of(self._parts[number])) for number in numbers], self._root)
         self._words = None
         if plan:
-            blocks = assemble(*(self._parts[number] for number in numbers)) if numbers else None
-            shared = self._team.share(blocks, self._root)
-            self._tasks, at = [], 0
-            for number, size in plan:
-                self._tasks.append((number, shared[at : at + size]))
-                at += aligned(size)
-            self._words, self._helping = (
-                shared_words(self._team, _LATEST + self._team.world_size, "map"),
-                len(self._members) - 1,
-            )
+            shared = self._team.share(assemble(*(self._parts[number] for number in numbers)), self._root)
+            starts = accumulate((aligned(size) for _, size in plan), initial=0)
+            self._tasks = [(number, shared[at : at + size]) for (number, size), at in zip(plan, starts, strict=False)]
+            self._words = shared_words(self._team, _LATEST + self._team.world_size, "map")
+            self._helping = self._team.world_size - 1
 
     def _rest(self) -> Iterator[int]:
         """Take tasks until none is left, and yield the number of each when it is done."""
@@ -204,8 +196,7 @@ class _Farm:
                 self._outcomes[number] = _Outcome(None, text, self._rank)
             yield number
 
-    def _send(self, number: int) -> Work[None]:
-        message = (number, *self._outcomes[number])
+    def _send(self, message: tuple[Any, ...] | None) -> Work[None]:
         return self._team.isend_object(message, self._root, _OUTCOME, allow_pickle=self._codec.trusted)
 
     def _receive(self) -> None:
@@ -232,33 +223,28 @@ class _Farm:
 
     def _go_on(self, lost: PeerLostError) -> None:
         """Begin again with the ranks that live, of which dst gets the outcomes that it may not have received."""
-        while True:
-            if lost.rank == self._team.rank:
-                raise lost
-            try:
-                comm = self._team.comm.shrink()
-            except UnsupportedError:
-                raise lost from None
-            former = comm.former_ranks
-            assert former is not None
-            self._note_lost(set(range(len(self._members))).difference(former))
-            self._team.close()
-            self._team, self._members = _Team(comm, self._team.name), [self._members[rank] for rank in former]
-            self._wait_for_tasks()
-            self._words = None
-            if self._dst not in self._members:
-                raise lost
-            try:
-                own = {} if self._rank == self._dst else {n: tuple(each) for n, each in self._outcomes.items()}
-                for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._codec.trusted) or ():
-                    self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
-            except PeerLostError as again:
-                lost = again
-            else:
-                for number, ranks in self._ended.items():
-                    if len(ranks) > 1 and number not in self._outcomes:
-                        self._give_up(number)
-                return
+        if lost.rank == self._team.rank:
+            raise lost
+        try:
+            comm = self._team.comm.shrink()
+        except UnsupportedError:
+            raise lost from None
+        former = comm.former_ranks
+        assert former is not None
+        self._note_lost(set(range(len(self._members))).difference(former))
+        self._team.close()
+        self._team, self._members = _Team(comm, self._team.name), [self._members[rank] for rank in former]
+        self._wait_for_tasks()
+        self._words = None
+        if self._dst not in self._members:
+            raise lost
+        self._unless_lost(self._gather_outcomes)
+
+    def _gather_outcomes(self) -> bool:
+        own = {} if self._rank == self._dst else {number: tuple(each) for number, each in self._outcomes.items()}
+        for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._codec.trusted) or ():
+            self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
+        return True
 
     def _note_lost(self, lost: Iterable[int]) -> None:
         """On dst: the latest tasks of these ranks of the team."""
@@ -268,8 +254,8 @@ class _Farm:
             how = self._team.comm.failed()
             for rank in lost:
                 if latest := self._words.add(_LATEST + rank, 0):
-                    ranks = self._ended.setdefault(self._tasks[latest - 1][0], [])
-                    ranks.append(f"rank {self._members[rank]} {how.get(rank, 'was lost')}")
+                    ends = self._ended.setdefault(self._tasks[latest - 1][0], [])
+                    ends.append((self._members[rank], how.get(rank, "was lost")))
 
 
 class Farming(GroupBase):
