@@ -12,7 +12,7 @@ Every message is a line of JSON, an object with these keys:
     node 0 -> node   outcome: the job's Ending; collect: whether node 0 writes the trace of all nodes. If it does:
     both ways        clock: a node sends its own time, and node 0 answers with this time and node 0's, in ns
     node -> node 0   trace: a piece of the node's trace
-                     traced: the values of the node's ClockOffset; the trace is complete
+                     traced: the offset of the node's clock, and its error; the trace is complete
 """
 
 from __future__ import annotations
@@ -32,28 +32,6 @@ from rankwise.launch.losses import too_few
 from rankwise.meeting.connection import PATIENCE, Connection
 
 SAMPLES = 8
-
-
-class ClockOffset:
-    """How far the clocks of two nodes are apart, estimated over their launchers' connection as NTP does (RFC 5905).
-
-    offset: what must be added to this node's time to get the other node's, in ns; within: how far it may be off.
-
-    A sample is a question and its answer, which contains the time on the other clock in between. The sample with the
-    shortest round trip counts, because the other clock may have been read at any moment of it.
-    """
-
-    def __init__(self) -> None:
-        self.offset = 0
-        self.within = -1  # no sample yet
-
-    def add(self, asked: int, other_clock: int, answered: int) -> None:
-        """asked, answered: times on this node's clock; other_clock: the time on the other node's clock in between."""
-        within = (answered - asked + 1) // 2
-        if self.within < 0 or within < self.within:
-            self.offset, self.within = other_clock - (asked + answered) // 2, within
-
-
 LONGEST_REASON = 2000  # characters
 PIECE = 1 << 17  # characters of a trace in a message
 COLLECTING = 60.0  # seconds for which node 0 waits for the next piece of a trace, and a node for an answer
@@ -88,6 +66,15 @@ class NodeTrace:
     def text(self) -> str:
         """The trace, once it is complete."""
         return zlib.decompress(base64.b64decode("".join(self.pieces))).decode()
+
+
+def clock_sample(asked: int, other_clock: int, answered: int) -> tuple[int, int]:
+    """What must be added to this node's clock to get another one, as NTP estimates it (RFC 5905), in ns.
+
+    asked, answered: times on this node's clock; other_clock: the time on the other clock at any moment in between.
+    Returns how far off the estimate may be, and the estimate.
+    """
+    return (answered - asked + 1) // 2, other_clock - (asked + answered) // 2
 
 
 class Nodes(Closeable):
@@ -139,8 +126,7 @@ class Nodes(Closeable):
         # The endings known here, by node: on node 0 all, on another node its own and, if node 0 was lost, node 0's.
         self._endings: dict[int, Ending] = {}
         self._traces: dict[int, NodeTrace] = defaultdict(NodeTrace)
-        self._offset = ClockOffset()  # of node 0's clock
-        self._answers = 0
+        self._samples: list[tuple[int, int]] = []  # of node 0's clock
 
     def fds(self) -> list[int]:
         """The descriptors of the connections, for a selector; `receive` handles what arrives there."""
@@ -205,10 +191,11 @@ class Nodes(Closeable):
         """Send the trace of this node to node 0. Returns False if node 0 is lost or does not answer."""
         if not all(self._ask_time() for _ in range(SAMPLES)):
             return False
+        within, offset = min(self._samples)  # the shortest way to node 0 and back
         packed = base64.b64encode(zlib.compress(trace.encode(), 1)).decode()
         for start in range(0, len(packed), PIECE):
             self._send(trace=packed[start : start + PIECE])
-        self._send(traced=[self._offset.offset, self._offset.within])
+        self._send(traced=[offset, within])
         return True
 
     def collected(self) -> dict[int, NodeTrace]:
@@ -250,9 +237,9 @@ class Nodes(Closeable):
 
     def _ask_time(self) -> bool:
         """Ask node 0 for its time; returns False if no answer comes."""
-        before = self._answers
+        before = len(self._samples)
         self._send(clock=[time.time_ns()])
-        return self._await(lambda: self._answers > before)
+        return self._await(lambda: len(self._samples) > before)
 
     def _compare_clocks(self, connection: Connection, times: list[int]) -> None:
         now = time.time_ns()
@@ -260,8 +247,7 @@ class Nodes(Closeable):
             connection.send(clock=[*times, now])
         else:
             asked, other_clock = times
-            self._offset.add(asked, other_clock, now)
-            self._answers += 1
+            self._samples.append(clock_sample(asked, other_clock, now))
 
     def _end(self, signum: int, node: int) -> None:
         if self.ending is None:
