@@ -156,23 +156,23 @@ class OutputMultiplexer:
         data = stream.mark(data)
         cut = data.rfind(b"\n") + 1
         if cut:
-            self._lines(stream, bytes(stream.line[stream.shown :]) + data[:cut])
-            stream.line = bytearray()
-            stream.shown = 0
+            stream.line += data[:cut]
+            self._write_line(stream)
         stream.line += data[cut:]
         if b"\r" in stream.line and self._may_show(stream):
             self._show(stream)
         elif len(stream.line) > LONGEST_LINE:
-            self._incomplete(stream)
+            self._write_line(stream)
 
     def end(self, stream: OutputStream) -> None:
         """Write the incomplete line of a stream that has ended."""
         stream.ended = True
-        self._incomplete(stream)
+        self._write_line(stream)
         if stream.sink.long is stream:
             self._end_long(stream.sink)
 
-    def _incomplete(self, stream: OutputStream) -> None:
+    def _write_line(self, stream: OutputStream) -> None:
+        """Write, or hold, what is not shown yet of the present line."""
         self._lines(stream, bytes(stream.line[stream.shown :]))
         stream.line = bytearray()
         stream.shown = 0
@@ -216,7 +216,7 @@ class OutputMultiplexer:
         self.release(rank)
         for stream in self._streams if rank is None else self._pairs[rank]:
             if len(stream.line) > stream.shown:
-                self._incomplete(stream)
+                self._write_line(stream)
             if stream.sink.long is stream:
                 self._end_long(stream.sink)
 
