@@ -102,7 +102,7 @@ NATIVE_HELPERS = {
     },
     "elastic": {"available_memory"},
     "frontends": {"Request", "Work"},
-    "pool": {"FileCopy", "Segment", "SegmentView", "end_with", "version"},
+    "pool": {"FileCopy", "Segment", "end_with", "version"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }
 # A tool may list the backends; it opens none.

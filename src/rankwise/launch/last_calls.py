@@ -35,10 +35,11 @@ def difference(segment_fd: int, first: int) -> str:
     return ""
 
 
-def may_differ(view: SegmentView) -> bool:
-    """Whether the ranks' last calls may differ; quick, and `difference` then says whether and how they do."""
+def quick_difference(segment_fd: int) -> str:
+    """As `difference` for all ranks of a job, but "" at once if the last calls of all have the same number."""
+    view = SegmentView(segment_fd)
     last = (view.state(rank).operation for rank in range(view.world_size))
-    return len({operation and operation.sequence for operation in last}) > 1
+    return difference(segment_fd, 0) if len({operation and operation.sequence for operation in last}) > 1 else ""
 
 
 def _in_words(call: Operation) -> str:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
-from rankwise._native import SegmentView, version
+from rankwise._native import version
 from rankwise.contract.errors import ClosedError, PeerLostError, RankwiseError
-from rankwise.launch.last_calls import difference, may_differ
+from rankwise.launch.last_calls import quick_difference
 from rankwise.launch.local import LocalJob
 from rankwise.launch.losses import END, RESTART, Losses
 from rankwise.launch.output import OutputMultiplexer
@@ -136,7 +136,6 @@ class Processes(PickledRanks):
         self._in_hand: deque[tuple[Part, Outcome]] = deque()  # answers that the thread that receives passes on
         self._output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
         self._job: LocalJob | None = None
-        self._view: SegmentView | None = None
         self._error: BaseException | None = None
         self._leaving = False  # whether the ranks are to exit
         self._open = threading.RLock()  # held while a thread is woken, and when the job ends
@@ -162,12 +161,8 @@ class Processes(PickledRanks):
 
     def wake(self) -> None:
         """Deal tasks in this thread; the pool's thread ends the ranks."""
-        with _Interrupt(lambda signum: None) as interrupt:  # so that nothing is done by half
-            over = self.dealer.deal()
-        if over:
-            self.end()
-        if interrupt.count:
-            raise KeyboardInterrupt
+        with _Interrupt(lambda signum: None):  # so that nothing is done by half
+            super().wake()
 
     def end(self) -> None:
         with self._open:
@@ -204,8 +199,6 @@ class Processes(PickledRanks):
                     count = interrupt.count
                     self.dealer.interrupt(task)
                     end = min(end, time.monotonic() + GRACE)
-        if interrupt.count:
-            raise KeyboardInterrupt
 
     def ring(self) -> None:
         with self._open:
@@ -213,11 +206,9 @@ class Processes(PickledRanks):
                 os.eventfd_write(self._bell, 1)
 
     def help(self) -> None:
-        with _Interrupt(lambda signum: None) as interrupt, self._receiver() as receives:
+        with _Interrupt(lambda signum: None), self._receiver() as receives:
             if receives:
                 self._receive(0.0)
-        if interrupt.count:
-            raise KeyboardInterrupt
 
     @contextmanager
     def _receiver(self) -> Iterator[bool]:
@@ -326,9 +317,7 @@ class Processes(PickledRanks):
             except BaseException:  # of a signal handler
                 self.interrupt(left)  # nobody waits for them any more
                 raise
-        self._drain()
-        if interrupt.count:
-            raise KeyboardInterrupt
+            self._drain()
         return outcomes
 
     def interrupt(self, ranks: Iterable[int], signum: int = SIGINT) -> None:
@@ -342,8 +331,7 @@ class Processes(PickledRanks):
         with self._reading:
             if self._job is None:
                 return ""
-            view = self._view = self._view or SegmentView(self._job.segment_fd)
-            return difference(self._job.segment_fd, 0) if may_differ(view) else ""
+            return quick_difference(self._job.segment_fd)
 
     def close(self, *, now: bool) -> None:
         with self._open:
@@ -498,7 +486,7 @@ class Processes(PickledRanks):
 
 
 class _Interrupt:
-    """A context in which Ctrl-C is passed on instead of being raised in this thread, which goes on to wait.
+    """A context in which Ctrl-C is passed on at once, and raised in this thread only when the block ends.
 
     So no message is ever lost. noted: called by the signal handler, with SIGINT, or SIGKILL from the second time on.
     """
@@ -518,6 +506,8 @@ class _Interrupt:
     def __exit__(self, *error: object) -> None:
         if self._replaced:
             _signal.signal(SIGINT, signal.default_int_handler)
+        if self.count and error[0] is None:
+            raise KeyboardInterrupt
 
     def _note(self, signum: int, frame: object) -> None:
         self.count += 1

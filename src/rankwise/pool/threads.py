@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from rankwise._native import Segment, SegmentView
+from rankwise._native import Segment
 from rankwise.contract import errors
 from rankwise.contract.errors import ClosedError
 from rankwise.group import default_group
-from rankwise.launch.last_calls import difference, may_differ
+from rankwise.launch.last_calls import quick_difference
 from rankwise.pool.dealer import Dealer, Outcome, Ranks, Task, each_of
 from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
 
@@ -31,7 +31,6 @@ class Threads(Ranks):
         self._ranks = RankThreads(n)
         self._membership = [ExitStack() for _ in range(n)]  # a rank leaves its group by closing its own
         self._segment: Segment | None = None
-        self._view: SegmentView | None = None
         self._ended = False
 
     def start(self, dealer: Dealer) -> None:
@@ -68,7 +67,6 @@ class Threads(Ranks):
         self._ranks.renew()
         new = places(self.n, self._timeout)
         segment = self._segment = new[0].segment
-        self._view = None
         assert segment is not None
         begun: set[int] = set()
 
@@ -87,11 +85,7 @@ class Threads(Ranks):
         self._ranks.interrupt(ranks)
 
     def check(self) -> str:
-        segment = self._segment
-        if segment is None:
-            return ""
-        self._view = self._view or SegmentView(segment.fd)
-        return difference(segment.fd, 0) if may_differ(self._view) else ""
+        return "" if self._segment is None else quick_difference(self._segment.fd)
 
     def close(self, *, now: bool) -> None:
         if now:
