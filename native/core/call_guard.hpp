@@ -14,7 +14,7 @@ inline uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }
 // Begins and ends a collective call; or begins one that is only started, if its single step can be posted now.
 class Comm::CallGuard {
 public:
-    // piece: as collectives::in_one_step.
+    // piece: as collectives::in_one_step. If the call is only started, Comm::start has begun it.
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0, const CallOptions& options = {},
               size_t piece = collectives::kSeveral)
         : comm_(comm), call_(options.started ? comm.memory_->no_use() : comm.begin_call(options)) {

@@ -16,7 +16,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         memory_->close();
         return std::nullopt;
     }
-    const GroupMemory::Use lease = memory_->lease();
+    const GroupMemory::Use lease = memory_->lease();  // with it, Messages::close may still wait after memory_->close()
     const Waiter waiter(timeout);
     std::string trouble;
     const auto attempt = [&](const auto& step) {  // whatever it throws, the steps after it follow

@@ -54,7 +54,8 @@ std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, 
     std::string site = place.code ? "" : Stream::call_site(transport_.program);
     auto operation = std::make_shared<Operation>(*this, std::move(call));
     if (stream_.only_begun() && !group_.failed() && memory_->try_begin()) {
-        const GroupMemory::Use in_order = memory_->call(false);  // the queue has the order of the steps
+        // Not begin_call, which would wait for the queue: what is in it has posted its steps already.
+        const GroupMemory::Use in_order = memory_->call(false);
         if (operation->begin())
             return operation->complete() ? Stream::settled(operation)
                                          : stream_.enqueue(operation, std::move(site), place);

@@ -39,9 +39,10 @@ enum class Op : uint8_t {
     AllToAllRows,
     Scan,
     Exscan,
+    // The next three are not collectives; only the trace names them.
     Shrink,
     Agree,
-    Restore,  // not collectives; only the trace names them
+    Restore,
 };
 // Which arguments the calls of an operation have.
 enum Argument : uint8_t {
@@ -56,7 +57,7 @@ struct OperationRow {
     Op op;
     const char* name;
     uint8_t has = 0;        // Arguments
-    Op general = Op::None;  // a vector variant, which runs the same algorithms
+    Op variant = Op::None;  // the next operation that runs the same algorithms; all_to_all_v has its own
 };
 
 // All there is to know about the operations: checks, digests, texts, traces and bindings follow from it.
@@ -104,6 +105,7 @@ static_assert([] {
 constexpr const OperationRow& row_of(Op op) { return kOperations[size_t(op)]; }
 // "unknown" for what a stray write has put in place of an operation.
 constexpr const char* name(Op op) { return size_t(op) < kOps ? row_of(op).name : "unknown"; }
+constexpr bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
 // The first operation of this name. Throws BadArgument.
 Op op_named(const std::string& name);
 

@@ -1,3 +1,4 @@
+// Which calls have a single step. It must agree with what each collective reserves.
 #include "collectives/collectives.hpp"
 
 namespace rankwise::collectives {

@@ -112,7 +112,7 @@ Forced parse_forced(const std::vector<std::pair<std::string, std::string>>& name
         if (found == list.end())
             throw BadArgument("RANKWISE_ALGORITHM: the algorithm '" + algorithm + "' given for " + operation + " of " +
                               backend + ", expected one of " + joined(list, [](Algorithm a) { return name(a); }));
-        for (Op each = op; each != Op::None; each = row_of(each).general) forced[size_t(each)] = *found;
+        for (Op each = op; each != Op::None; each = row_of(each).variant) forced[size_t(each)] = *found;
     }
     return forced;
 }

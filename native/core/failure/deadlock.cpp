@@ -27,8 +27,6 @@ std::vector<int> cycle_from(const std::vector<std::optional<Awaited>>& waits, in
     return {};
 }
 
-bool is_message(const Operation& o) { return o.kind == Op::Send || o.kind == Op::Recv; }
-
 // Whether a message from this rank to `peer` is under way, which `receive` may be about to get. A synchronous send
 // waits forever for another receive.
 bool sends_to(const Whereabouts& where, int peer, const Operation& receive) {
@@ -40,7 +38,7 @@ bool sends_to(const Whereabouts& where, int peer, const Operation& receive) {
 }
 
 // Whether this rank takes in what others send, because it has messages of its own to make progress on.
-bool takes_in(const Whereabouts& where) { return is_message(*where.operation) || !where.others.empty(); }
+bool takes_in(const Whereabouts& where) { return is_message(where.operation->kind) || !where.others.empty(); }
 
 }  // namespace
 
@@ -85,13 +83,13 @@ std::vector<std::optional<Awaited>> awaited_ranks(const Segment& segment, const 
     for (int p = 0; p < n; ++p) {
         if (!stays(p)) continue;
         const Operation& in = *where[size_t(p)].operation;
-        const int peer = is_message(in) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
+        const int peer = is_message(in.kind) ? *in.peer : int(group.peers[p].waits_for.load()) - 1;
         if (peer < 0 || peer >= n || peer == p || !stays(peer)) continue;
         if (in.kind == Op::Recv && sends_to(where[size_t(peer)], p, in)) continue;
         if (in.kind == Op::Send && !in.synchronous && takes_in(where[size_t(peer)])) continue;
-        if (!is_message(in) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
+        if (!is_message(in.kind) && group.peers[peer].calls.load() >= in.sequence) continue;  // it takes part
         std::string text = name(in.kind);
-        if (is_message(in)) text += *in.tag < 0 ? ", any tag" : ", tag " + std::to_string(*in.tag);
+        if (is_message(in.kind)) text += *in.tag < 0 ? ", any tag" : ", tag " + std::to_string(*in.tag);
         else text += " #" + std::to_string(in.sequence);
         waits[size_t(p)] = Awaited{peer, text, in.kind == Op::Recv};
     }

@@ -99,7 +99,7 @@ bool Watcher::watch_present(Segment& segment) {
             --living;
         } else if (errno == EMFILE || errno == ENFILE) {
             may_open = false;
-        }
+        }  // else the system has no pidfds, or forbids them: the launcher, or the timeout, shows the death
     }
     if (added_.size() > before) notify();
     return may_open;

@@ -151,6 +151,8 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
 void release_group_segment(Segment& segment, uint64_t offset);
 
 // Mark the group failed, unless it already is, and wake all its ranks. how: the parts of the text. Allocates nothing.
+// Whoever sleeps in a collective or for a message is woken; a rank that polls looks when it goes to sleep, a progress
+// thread within kLongestSleep, and who copies every kBytesPerCheck.
 void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence,
                 std::initializer_list<std::string_view> how);
 inline void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence, std::string_view how) {

@@ -6,8 +6,8 @@
 namespace rankwise {
 
 extern thread_local constinit bool is_engine_thread;  // nothing interrupts its waits
-// Starts one that receives no signals, except in user code (Task::Signals). Throws Error if the system refuses it, as
-// at the limit of a container.
+// Starts one that receives no signals, except in user code (FunctionTask::Signals). Throws Error if the system refuses
+// it, as at the limit of a container.
 std::thread engine_thread(std::function<void()> body);
 
 }  // namespace rankwise

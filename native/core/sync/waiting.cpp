@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -74,10 +73,9 @@ WaitPolicy WaitPolicy::when(bool oversubscribed) {
     return {50, 50us, 300, 20ms, 1ms};
 }
 
-bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {
     timespec ts{time_t(limit.count() / 1'000'000'000), long(limit.count() % 1'000'000'000)};
-    long rc = syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &ts, nullptr, 0);
-    return !(rc == -1 && errno == EINTR);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &ts, nullptr, 0);
 }
 
 void futex_wake_all(std::atomic<uint32_t>& word) {

@@ -56,7 +56,7 @@ struct WaitPolicy {
                                      // it again; a rank that sleeps gets it back as soon as it is woken
     static WaitPolicy when(bool oversubscribed);
     // How many times the calling thread may yield. A stream's thread may not: its time slices are longer than other
-    // threads' (stream.cpp), so each yield would cost it more.
+    // threads' (stream/thread_pool.cpp), so each yield would cost it more.
     int may_yield() const;
 };
 
@@ -68,8 +68,8 @@ uint64_t scheduler_session();
 // Moves the calling thread to one of `cores`, if there are any, and leaves it free to use all `allowed` cores.
 void move_to_cores(const CpuSet& cores, const CpuSet& allowed);
 
-// Sleep while *word == seen, at most `limit`. Returns false when a signal interrupted the sleep.
-bool futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
+// Sleep while *word == seen, at most `limit`, or until a signal.
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit);
 void futex_wake_all(std::atomic<uint32_t>& word);
 // Increments the word, and so wakes those who sleep until it changes.
 inline void futex_notify(std::atomic<uint32_t>& word) {

@@ -33,8 +33,6 @@ int64_t ns_since_epoch(const SegmentHeader& h, uint64_t ticks, double rate) {
     return sum(h.started.realtime, whole(double(int64_t(ticks - h.started.ticks)) * rate));
 }
 
-bool is_message(Op op) { return op == Op::Send || op == Op::Recv; }
-
 // Returns false if the entry is being written, or was reused for another operation while it was read.
 bool read(const SegmentHeader& h, const TraceEntry& e, double rate, Operation& o) {
     const uint64_t stamp = e.stamp.load(acquire);

@@ -100,7 +100,7 @@ struct Operation {
     std::optional<ReduceOp> op;
     std::optional<int> root;
     std::optional<int> peer, tag;  // of a message; -1: any
-    uint64_t bytes;                // of this rank's argument
+    uint64_t bytes;                // this rank's block, or all that it sends (Comm::Collective)
     int64_t begin, waited;
     std::optional<int64_t> end;  // absent while it is in progress
     bool failed;                 // it ended in an error

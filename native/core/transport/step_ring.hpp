@@ -3,8 +3,9 @@
 // All ranks of a group run the same schedule of steps. post() announces this rank's next step; await() waits for a
 // peer's step and compares the two ranks' calls. Posting a step also acknowledges everything that this rank released
 // before, every step more than kStarted earlier, and what an operation of one step has put into a slot, once the slot
-// after the next is in use. So a header or a slot may be overwritten once every peer has posted far enough: for a slot,
-// the ring records how far that is, and await_free() waits for it. No message is sent only to acknowledge another.
+// after the next is in use: of the slots A, B, C, D, A, ..., the first step that uses C acknowledges A. So a header or
+// a slot may be overwritten once every peer has posted far enough: for a slot, the ring records how far that is, and
+// await_free() waits for it. No message is sent only to acknowledge another.
 //
 // An operation of one step can be started and completed later: it posts its step, and others follow, before it awaits
 // the peers'. may_start() keeps within what those acknowledgements allow.
@@ -48,7 +49,8 @@ public:
     uint64_t post(const void* payload = nullptr, size_t bytes = 0) {
         assert(bytes <= kInline);
         const uint64_t step = next_++;
-        // This header's previous step is kHeaders back; its readers have finished once they are kStarted past it.
+        // The header's previous step s is kHeaders back. A reader may have kStarted operations to complete, so it has
+        // surely read step s once it has posted step s + kStarted + 1, the (s + kStarted + 2)th.
         if (step >= kHeaders) await_value_all(step - kHeaders + kStarted + 2);
         SlotHeader& header = group_.peers[rank].headers[step % kHeaders];
         header.set_call(log_.history(), log_.call());
@@ -108,8 +110,9 @@ public:
         const uint64_t slot = slot_bytes(), room = room_for(bytes);
         if (enters_slot(room)) {
             position_ = (position_ + slot - 1) & ~(slot - 1);
-            await_free_at_[slot_of(position_)] = free_at_[slot_of(position_)];
-            free_at_[slot_of(position_ - 2 * slot)] = next_ + 1;  // only what is released later is still being read
+            previous_read_by_step_[slot_of(position_)] = read_by_step_[slot_of(position_)];
+            read_by_step_[slot_of(position_ - 2 * slot)] =
+                next_ + 1;  // only what is released later is still being read
         }
         return std::exchange(position_, position_ + room);
     }
@@ -122,10 +125,10 @@ public:
     // calls this first, since the slot may have no memory before.
     void await_free(uint64_t position) {
         if (!committed_[slot_of(position)]) commit_slot(position);
-        await_value_all(await_free_at_[slot_of(position)]);
+        await_value_all(previous_read_by_step_[slot_of(position)]);
     }
     // In an operation of several steps: this rank has finished reading at that position; its next post announces it.
-    void release(uint64_t position) { free_at_[slot_of(position)] = next_ + 1; }
+    void release(uint64_t position) { read_by_step_[slot_of(position)] = next_ + 1; }
 
     // Whether this rank may start an operation of one step, with a piece of so many bytes (0: none), without waiting
     // for a peer.
@@ -135,8 +138,9 @@ public:
         if (!bytes) return true;
         const bool enters = enters_slot(room_for(bytes));
         const uint64_t slot = number_of((position_ + (enters ? slot_bytes() - 1 : 0)));
+        // Entering the next slot but one acknowledges a slot: not while an operation that began in it is incomplete.
         if (first_started_ != last_started_ && slot > started_in_[first_started_ % kStarted] + 1) return false;
-        return reached_by_all((enters ? free_at_ : await_free_at_)[slot % kSlots]);
+        return reached_by_all((enters ? read_by_step_ : previous_read_by_step_)[slot % kSlots]);
     }
     // The operation whose step was posted last is completed later; and the first of those has been.
     void started() { started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0; }
@@ -215,9 +219,9 @@ private:
     uint64_t first_started_ = 0, last_started_ = 0;  // of the operations that are to be completed
     uint64_t started_in_[kStarted] = {};             // the slot that was in use when each began
     const int slot_bits_;
-    uint64_t free_at_[kSlots] = {};  // steps that each peer must have posted before all have read the slot's content
-    uint64_t await_free_at_[kSlots] = {};  // the same for the slot's previous content
-    bool committed_[kSlots] = {};          // this rank's slots that have memory
+    // All peers have read the slot's content once each has posted so many steps; and the slot's previous content.
+    uint64_t read_by_step_[kSlots] = {}, previous_read_by_step_[kSlots] = {};
+    bool committed_[kSlots] = {};  // this rank's slots that have memory
 };
 
 }  // namespace rankwise

@@ -1,4 +1,5 @@
-// One rank's end of a group, as collectives and messages use it.
+// What the collectives and messages of a rank share: its log of calls, the ring of steps, the peers' memory, and where
+// failures are reported.
 #pragma once
 #include <functional>
 #include <string>
