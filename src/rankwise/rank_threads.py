@@ -25,7 +25,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import as_exception
 from rankwise.group import default_group
 from rankwise.group.group import Group
-from rankwise.group.related import References
+from rankwise.group.references import References
 from rankwise.system.settings import Settings
 
 T = TypeVar("T")

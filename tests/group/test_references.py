@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.group import related
+from rankwise.group import references
 from rankwise.group.object_block import decode, encode
 from rankwise.testing import run_ranks
 
@@ -56,7 +56,7 @@ def test_other_processes_cannot_send_or_receive_it() -> None:
         pytest.raises(rw.UnsupportedError, match="sending by reference is not supported by the solo backend"),
     ):
         group.isend_object([1], 0, by_reference=True)
-    kept = related.References()
+    kept = references.References()
     stream, buffers = encode(kept.add(Anything()), False)
     assert isinstance(decode(stream, buffers, False, 1), Anything)
     with pytest.raises(ValueError, match="rank 1 sent an invalid object"):  # a second time

@@ -23,7 +23,7 @@ import numpy as np
 from rankwise.arrays import torch as tensors
 from rankwise.arrays.numpy import address
 from rankwise.contract.types import DType
-from rankwise.group.related import Reference, take
+from rankwise.group.references import Reference, take
 
 Parts = tuple[Any, ...]
 

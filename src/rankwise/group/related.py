@@ -2,55 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from itertools import count
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
+from typing import Protocol
 
 from rankwise.contract.errors import RankwiseError
+from rankwise.group.references import References
 from rankwise.system.alive import Alive
-
-
-class Reference(NamedTuple):
-    """What travels in place of an object."""
-
-    references: int
-    number: int
-
-
-class References:
-    """The objects that the ranks of one job, threads of one process, have sent by reference, until they are received.
-
-    It lives as long as one of their groups does.
-    """
-
-    def __init__(self) -> None:
-        self._objects: dict[int, Any] = {}
-        self._numbers = count()
-        self._name = int.from_bytes(os.urandom(8), "big")  # so that no other process has these
-        _all[self._name] = self
-
-    def add(self, obj: Any) -> Reference:
-        """Keep an object until it is taken."""
-        reference = Reference(self._name, next(self._numbers))
-        self._objects[reference.number] = obj
-        return reference
-
-    def take(self, number: int) -> Any:
-        return self._objects.pop(number)
-
-
-_all: WeakValueDictionary[int, References] = WeakValueDictionary()
-
-
-def take(references: int, number: int) -> Any:
-    """The object of a Reference, which can be taken once."""
-    table = _all.get(references)
-    if table is None:
-        why = "in another process or by ranks whose groups no longer exist"
-        raise ValueError(f"the object was sent by reference, {why}")
-    return table.take(number)
 
 
 class Abortable(Protocol):
