@@ -50,6 +50,38 @@ def test_what_nobody_receives_is_released_with_the_groups() -> None:
     assert [reference() for reference in found] == [None, None]
 
 
+def test_what_is_not_sent_is_released_at_once() -> None:
+    def rank(group: rw.Group) -> None:
+        objects: list[weakref.ref[Anything]] = []
+
+        def send(to: int | None, tag: int = 0) -> None:
+            obj = Anything()
+            objects.append(weakref.ref(obj))
+            group.send_object(obj, to, tag, by_reference=True)
+
+        def isend(to: int | None, tag: int = 0) -> None:
+            obj = Anything()
+            objects.append(weakref.ref(obj))
+            group.isend_object(obj, to, tag, by_reference=True).wait()
+
+        for way in (send, isend):
+            way(None)
+            with pytest.raises(ValueError, match="tag=-1"):
+                way(1 - group.rank, -1)
+        group.barrier()
+        if group.rank == 0:
+            group.abort("sends must fail")
+        with pytest.raises(rw.PeerLostError):
+            group.barrier()
+        for way in (send, isend):
+            with pytest.raises(rw.PeerLostError):
+                way(1 - group.rank)
+        gc.collect()
+        assert [reference() for reference in objects] == [None] * 6
+
+    run_ranks(rank, 2, backend="threads")
+
+
 def test_other_processes_cannot_send_or_receive_it() -> None:
     with (
         rw.init("solo") as group,
@@ -57,7 +89,9 @@ def test_other_processes_cannot_send_or_receive_it() -> None:
     ):
         group.isend_object([1], 0, by_reference=True)
     kept = references.References()
-    stream, buffers = encode(kept.add(Anything()), False)
+    sending = kept.add(Anything())
+    sending.sent()
+    stream, buffers = encode(sending.reference, False)
     assert isinstance(decode(stream, buffers, False, 1), Anything)
     with pytest.raises(ValueError, match="rank 1 sent an invalid object"):  # a second time
         decode(stream, buffers, False, 1)

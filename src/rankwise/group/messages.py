@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,8 +143,8 @@ class Messages(GroupBase):
             obj: plain data, or with allow_pickle another object, as in `broadcast_object`.
             allow_pickle: as in `broadcast_object`.
             by_reference: the receiver gets obj itself, of any type, instead of a copy. The ranks must be threads of one
-                process. obj is kept until it has been received, or until none of the ranks' groups exists any more.
-                Once sent, it is the receiver's, unless both ranks agree on when each of them uses it.
+                process. Once sent, obj is kept until it has been received, or until none of the ranks' groups exists
+                any more; it is the receiver's, unless both ranks agree on when each of them uses it.
 
         Raises:
             UnsupportedError: by_reference, where the ranks are not threads of one process.
@@ -158,9 +159,10 @@ class Messages(GroupBase):
         if not by_reference and self._shortcuts.send_object_plain(obj, dst, tag, codec.encode):
             return
         to, number = self._destination(dst), check_tag(tag)
-        parts = self._parts(obj, codec, by_reference)
+        parts, sent = self._parts(obj, codec, by_reference)
         if to is not None:
             self.receives.send_object_now(parts, to, number)
+            sent()
 
     def isend_object(
         self,
@@ -183,22 +185,23 @@ class Messages(GroupBase):
             >>> sending.wait()
         """
         to, number = self._destination(dst), check_tag(tag)
-        parts = self._parts(obj, self._codec(allow_pickle), by_reference)
+        parts, sent = self._parts(obj, self._codec(allow_pickle), by_reference)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
         if to is None:
             return COMPLETE
-        return ArrayWork(self.receives.send_object(parts, to, number), nothing, self.pending, self).started()
+        return ArrayWork(self.receives.send_object(parts, to, number), sent, self.pending, self).started()
 
-    def _parts(self, obj: Any, codec: Codec, by_reference: bool) -> list[Any]:
-        """What is sent of an object."""
-        if by_reference:
-            references = self.related.references
-            if references is None:
-                why, remedy = "its ranks are not threads of one process", "send the object without by_reference"
-                raise UnsupportedError("sending by reference", self.backend or "program's own", why, remedy)
-            obj = references.add(obj)
-        return codec.encode(obj)
+    def _parts(self, obj: Any, codec: Codec, by_reference: bool) -> tuple[list[Any], Callable[[], None]]:
+        """What is sent of an object, and what to call once it has been sent."""
+        if not by_reference:
+            return codec.encode(obj), nothing
+        references = self.related.references
+        if references is None:
+            why, remedy = "its ranks are not threads of one process", "send the object without by_reference"
+            raise UnsupportedError("sending by reference", self.backend or "program's own", why, remedy)
+        sending = references.add(obj)
+        return codec.encode(sending.reference), sending.sent
 
     def recv_object(
         self,

@@ -27,14 +27,27 @@ class References:
         self._name = int.from_bytes(os.urandom(8), "big")  # so that no other process has these
         _all[self._name] = self
 
-    def add(self, obj: Any) -> Reference:
-        """Keep an object until it is taken."""
+    def add(self, obj: Any) -> Sending:
+        """Keep an object until it is taken, or until its Sending ends before it was sent."""
         reference = Reference(self._name, next(self._numbers))
         self._objects[reference.number] = obj
-        return reference
+        return Sending(reference, self._objects)
 
     def take(self, number: int) -> Any:
         return self._objects.pop(number)
+
+
+class Sending:
+    """The send of an object's reference. The object is no longer kept if this ends before `sent` was called."""
+
+    def __init__(self, reference: Reference, objects: dict[int, Any]) -> None:
+        self.reference, self._objects = reference, objects
+
+    def sent(self) -> None:
+        self._objects = {}
+
+    def __del__(self) -> None:
+        self._objects.pop(self.reference.number, None)
 
 
 _all: WeakValueDictionary[int, References] = WeakValueDictionary()
