@@ -226,8 +226,7 @@ class Communicator(Collectives, Closeable):
     def start(self, call: Call, keep: object = None, result: Any = None) -> Work[Any]:
         """Start a collective: `start(Call(BROADCAST, ptr, ptr, count, dtype, root=root))`.
 
-        Started operations run in that order, before any later blocking call. A backend without a stream of its own runs
-        the operation at once.
+        Started operations run in that order, before any later blocking call. This default runs the operation at once.
 
         Args:
             keep: what owns the memory, here and in `send` and `recv`. The communicator holds it from before the

@@ -261,7 +261,7 @@ class GroupStream:
 
 
 class BlockingStreamSync(StreamSyncOps):
-    """For a communicator without a stream, whose `start` runs an operation at once."""
+    """For a communicator that has no StreamSyncOps: a wait for an event blocks the caller."""
 
     create_event, destroy_event = staticmethod(HostEvents.create), staticmethod(HostEvents.destroy)
     record_on_stream, stream_wait_event = staticmethod(HostEvents.record), staticmethod(HostEvents.wait)

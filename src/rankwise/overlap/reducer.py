@@ -105,7 +105,7 @@ class GradientReducer:
 
     In each step call `mark_ready(i, gradient)` for each parameter, in any order, and then `wait_and_unpack()`. A full
     bucket is reduced on the group's stream, by one all_reduce in registered memory, while the program continues; on a
-    backend without streams it is reduced at once, with the same results. All ranks reduce the buckets in the same
+    backend without streams the program waits for it, with the same results. All ranks reduce the buckets in the same
     order, so a bucket that is full early waits for those before it. Buckets are first packed from the last parameter to
     the first, the usual order of a backward pass, and from the second step on in the order in which rank 0's gradients
     became ready.

@@ -27,6 +27,7 @@ FAILURES_MEMFD = "rankwise-failures"
 """The name of the memory behind RANKWISE_FAILURES_FD, likewise."""
 
 DEBUGGER_MEMFD = "rankwise-debugger"
+"""The name of the memory behind RANKWISE_DEBUGGER_FD, likewise."""
 
 OF_SOME_JOBS = (
     "RANKWISE_TRACE_FD", "RANKWISE_STATE_FD", "RANKWISE_MEMBERSHIP_FD", "RANKWISE_RESTART", "RANKWISE_LOCAL_RANK",
@@ -35,7 +36,6 @@ OF_SOME_JOBS = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 """The variables that only some jobs set: the others remove them, in case a launcher around this one has set them."""
-"""The name of the memory behind RANKWISE_DEBUGGER_FD, likewise."""
 
 
 def is_memory(fd: int | None, name: str) -> bool:
@@ -50,7 +50,9 @@ _LONGEST_DIRECTORY = 56  # bytes; a socket's path may have 107
 
 
 class Settings:
-    """The environment variables. `Settings.read()` reads them anew; no code outside this file reads them.
+    """The environment variables. `Settings.read()` reads them anew.
+
+    Code that must not fail because of another variable, or that runs without this class, reads its own alone.
 
     RANKWISE_RANK           this process's rank, set by the launcher
     RANKWISE_WORLD_SIZE     how many ranks the job has, set by the launcher
