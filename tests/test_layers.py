@@ -101,7 +101,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
-    "frontends": {"Request", "Work"},
+    "frontends": {"Request", "SegmentView", "Work"},
     "pool": {"FileCopy", "Segment", "end_with", "version"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }
@@ -417,7 +417,7 @@ def test_files_are_short() -> None:
         ("tools/run.py", "import rankwise.frontends.tcl", "against the arrows"),
         ("tools/run.py", "from rankwise.backends.registry import opener", "against the arrows"),
         ("launch/local.py", "from rankwise.backends import registry", "against the arrows"),
-        ("launch/local.py", "from rankwise.observe import trace", "against the arrows"),
+        ("launch/local.py", "from rankwise.observe import spans", "against the arrows"),
         ("observe/jobs.py", "from rankwise.launch import local", "against the arrows"),
         ("overlap/plan.py", "from rankwise.tools import run", "against the arrows"),
         ("overlap/plan.py", "def f():\n    from rankwise.initialize import init", "against the arrows"),

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import rankwise.contract.work as contract
 from rankwise.contract.message import Arrival
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.shortcuts import Shortcuts
-from rankwise.contract.words import SharedWords
 
 T = TypeVar("T")
 

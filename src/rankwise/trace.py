@@ -18,6 +18,6 @@ recorded. Spans are buffered in memory, and written when the buffer is full or t
 """
 
 from rankwise.observe.measure import OperationTotals, measure
-from rankwise.observe.trace import add, on, span
+from rankwise.observe.spans import add, on, span
 
 __all__ = ["OperationTotals", "add", "measure", "on", "span"]

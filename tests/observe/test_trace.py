@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 
 import rankwise as rw
-from rankwise.observe import trace
+from rankwise.observe import spans
 from rankwise.system.settings import SPANS_MEMFD
 
 
@@ -23,15 +23,15 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Tracing on, as in a rank of `rankwise run --trace`; the descriptor that takes the spans."""
     fd = os.memfd_create(SPANS_MEMFD)
     monkeypatch.setenv("RANKWISE_TRACE_FD", str(fd))
-    monkeypatch.setattr(trace, "_fd", trace._UNKNOWN)
+    monkeypatch.setattr(spans, "_fd", spans._UNKNOWN)
     yield fd
-    trace.flush()
-    monkeypatch.setattr(trace, "_fd", None)
+    spans.flush()
+    monkeypatch.setattr(spans, "_fd", None)
     os.close(fd)
 
 
-def spans(fd: int) -> list[tuple[str, str, int, int]]:
-    trace.flush()
+def recorded(fd: int) -> list[tuple[str, str, int, int]]:
+    spans.flush()
     return [tuple(json.loads(line)) for line in os.pread(fd, 1 << 20, 0).splitlines()]
 
 
@@ -43,7 +43,7 @@ def test_a_block_and_a_function(kept: int) -> None:
     before = time.time_ns()
     with rw.trace.span("outer", lane="compute"), rw.trace.span("inner", lane="compute"):
         assert countdown(2) == 7
-    found = spans(kept)
+    found = recorded(kept)
     assert [(lane, name) for lane, name, _, _ in found] == [("program", "step")] * 3 + [
         ("compute", "inner"),
         ("compute", "outer"),
@@ -58,7 +58,7 @@ def test_a_block_and_a_function(kept: int) -> None:
 def test_an_error_passes_and_the_span_ends(kept: int) -> None:
     with pytest.raises(KeyError), rw.trace.span("fails"):
         raise KeyError
-    assert [name for _, name, _, _ in spans(kept)] == ["fails"]
+    assert [name for _, name, _, _ in recorded(kept)] == ["fails"]
 
 
 def test_spans_made_elsewhere(kept: int) -> None:
@@ -66,7 +66,7 @@ def test_spans_made_elsewhere(kept: int) -> None:
     rw.trace.add("kernel", 10, 20, lane="gpu")
     with pytest.raises(ValueError, match="end=9: expected not before begin=10"):
         rw.trace.add("kernel", 10, 9)
-    assert spans(kept) == [("gpu", "kernel", 10, 20)]
+    assert recorded(kept) == [("gpu", "kernel", 10, 20)]
 
 
 def test_spans_of_many_threads_are_all_kept(kept: int) -> None:
@@ -80,7 +80,7 @@ def test_spans_of_many_threads_are_all_kept(kept: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(spans(kept)) == 12_000
+    assert len(recorded(kept)) == 12_000
 
 
 def test_a_forked_child_does_not_report_its_parents_spans(kept: int) -> None:
@@ -88,10 +88,10 @@ def test_a_forked_child_does_not_report_its_parents_spans(kept: int) -> None:
     pid = os.fork()
     if pid == 0:
         rw.trace.add("child", 3, 4)
-        trace.flush()
+        spans.flush()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert sorted(name for _, name, _, _ in spans(kept)) == ["child", "parent"]
+    assert sorted(name for _, name, _, _ in recorded(kept)) == ["child", "parent"]
 
 
 @pytest.mark.parametrize("fd", ["", "0", "77"])
@@ -99,7 +99,7 @@ def test_no_spans_are_kept_unless_a_launcher_requests_them(fd: str) -> None:
     """In a process that a rank started, the descriptor with that number may be another file."""
     code = (
         "import rankwise as rw\nassert not rw.trace.on()\nwith rw.trace.span('x'): pass\n"
-        "rw.trace.add('y', 1, 2)\nfrom rankwise.observe import trace; assert not trace._pending"
+        "rw.trace.add('y', 1, 2)\nfrom rankwise.observe import spans; assert not spans._pending"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

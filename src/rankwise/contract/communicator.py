@@ -30,10 +30,10 @@ from rankwise.contract.operations import (
     SCATTER_V,
     Call,
 )
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work, ended
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase
 from rankwise.group.messages import Messages

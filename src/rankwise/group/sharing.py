@@ -21,9 +21,9 @@ from rankwise.contract.communicator import Collectives, Communicator, complete
 from rankwise.contract.errors import MismatchError, RankwiseError, UnsupportedError, too_late
 from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
-from rankwise.contract.words import SharedWords
 from rankwise.group.base import GroupBase
 from rankwise.group.objects import ObjectCollectives
 from rankwise.system.once import once

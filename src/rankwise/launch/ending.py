@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankwise.system.words import signal_name
+from rankwise.system.texts import signal_name
 
 MOST = 100  # losses that the last line describes
 

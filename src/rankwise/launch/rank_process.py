@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from rankwise._native import SegmentView
 from rankwise.contract.failure_kinds import ERROR
 from rankwise.system import proc
-from rankwise.system.words import signal_name
+from rankwise.system.texts import signal_name
 
 TYPE_CHECKING = False  # typing would take time to import
 if TYPE_CHECKING:

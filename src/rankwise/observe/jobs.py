@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rankwise._native import Operation, RankState, SegmentView, request_stacks
 from rankwise.system import proc
-from rankwise.system.words import signal_name
+from rankwise.system.texts import signal_name
 
 _NAME = "/memfd:rankwise "  # the kernel appends "(deleted)"
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from rankwise._native import begin_measurement, end_measurement, seconds_per_tick, totals
 from rankwise.contract import measuring
-from rankwise.system.words import amount, duration
+from rankwise.system.texts import amount, duration
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwise.observe.trace_file import Trace
-from rankwise.system.words import duration
+from rankwise.system.texts import duration
 from rankwise.tools.cli import Parser, option, refuse
 from rankwise.tools.layout import columns, row_width, width
 from rankwise.tools.stragglers import group_operations

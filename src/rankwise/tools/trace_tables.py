@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rankwise.contract.ranks import count_of_ranks, ranks_in_words
 from rankwise.observe.trace_file import Trace, TracedOperation
-from rankwise.system.words import amount, duration
+from rankwise.system.texts import amount, duration
 from rankwise.tools.layout import one_line
 from rankwise.tools.stragglers import GroupOperation, stragglers, summaries
 

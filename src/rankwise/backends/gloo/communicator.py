@@ -34,8 +34,8 @@ from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError, too_late
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call, divided
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.words import SharedWords
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.locality import ProcessIdentity
 from rankwise.system.settings import Settings

@@ -23,7 +23,7 @@ from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostE
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import LOST
 from rankwise.contract.ranks import ranks_in_words
-from rankwise.contract.words import SharedWords
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.work import Work
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.locality import ProcessIdentity

@@ -49,8 +49,8 @@ from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 from rankwise.system.settings import Settings
 

@@ -10,7 +10,7 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.contract.communicator import Collectives, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import Call
-from rankwise.contract.words import SharedWords
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.work import OuterWork, Work
 
 T = TypeVar("T")

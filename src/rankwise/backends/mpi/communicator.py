@@ -26,14 +26,14 @@ from rankwise.backends.composed.partial import Partial
 from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
 from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
+from rankwise.backends.mpi.shared_integers import WindowWords
 from rankwise.backends.mpi.transport import MpiPeers, Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG, Watched
-from rankwise.backends.mpi.words import WindowWords
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
+from rankwise.contract.shared_integers import SharedWords
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
-from rankwise.contract.words import SharedWords
 from rankwise.contract.work import Work
 from rankwise.system.settings import Settings
 

@@ -15,8 +15,8 @@ from rankwise import Group
 from rankwise.contract.job import Job
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.frontends.mpi4py.errors import unsupported
+from rankwise.frontends.mpi4py.standing import Standing, standings
 from rankwise.initialize import connect
-from rankwise.launch.standing import Standing, standings
 from rankwise.system.locality import mark
 from rankwise.system.settings import Settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.contract.ranks import count_of_ranks
-from rankwise.system.words import amount, duration
+from rankwise.system.texts import amount, duration
 from rankwise.tools.bench.report import Row
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; the same for a library in every plot.

@@ -24,7 +24,7 @@ from pathlib import Path
 from rankwise._native import thresholds, usable_cores
 from rankwise.system import proc, topology, tuning_file
 from rankwise.system.settings import Settings
-from rankwise.system.words import amount
+from rankwise.system.texts import amount
 from rankwise.tools.mpi import AS_ROOT, mpi_launcher
 
 LIMIT = 10.0  # seconds that another program may take

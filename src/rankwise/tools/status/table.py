@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.contract.ranks import count_of_ranks
 from rankwise.observe.jobs import RankView, RunningJob
-from rankwise.system.words import amount, duration
+from rankwise.system.texts import amount, duration
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

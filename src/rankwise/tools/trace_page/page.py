@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 
 from rankwise.observe.trace_file import Trace
-from rankwise.system.words import duration
+from rankwise.system.texts import duration
 from rankwise.tools.stragglers import group_operations, waits
 from rankwise.tools.timeline import timeline
 from rankwise.tools.trace_tables import heading, headline, last_to_begin, operations, ranks, spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwise.system.words import amount, duration
+from rankwise.system.texts import amount, duration
 
 
 @pytest.mark.parametrize(

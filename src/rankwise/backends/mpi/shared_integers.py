@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.backends.mpi.transport import Transport
 from rankwise.contract.closing import ClosingOrder, close_at_exit
-from rankwise.contract.words import SharedWords
+from rankwise.contract.shared_integers import SharedWords
 
 
 class WindowWords(SharedWords):
