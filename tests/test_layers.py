@@ -80,7 +80,7 @@ NATIVE_HELPERS = {
     "group": {
         "HostEvents",
         "HostStream",
-        "LockSteps",
+        "LockProtocol",
         "Request",
         "Words",
         "Work",

@@ -74,7 +74,7 @@ std::optional<RequestHandle> irecv_array_up_to(Comm& c, nb::object array, nb::ha
     auto request = start_receive<&Messages::recv_message>(c, array, from, label, kAny);
     if (!request) return std::nullopt;
     RequestHandle handle(std::move(request), std::move(array), nb::none(), std::move(group));
-    handle.started = true;  // it goes on even if the program drops it
+    handle.goes_on_when_dropped = true;
     return handle;
 }
 
@@ -174,7 +174,7 @@ SourceTagBytes message_of(const RequestHandle& r) {
 
 TensorMessage send_tensor(Comm& c, nb::object x, nb::handle dst, nb::handle tag, nb::object group) {
     TensorMessage sent = start_send<false>(c, std::move(x), dst, tag, std::move(group));
-    if (sent.pending) sent.pending->started = true;
+    if (sent.pending) sent.pending->goes_on_when_dropped = true;
     return sent;
 }
 
@@ -182,7 +182,7 @@ TensorMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle t
     auto request = start_receive<&Messages::recv>(c, x, src, tag, 0, true);
     if (!request) return {};
     TensorMessage received{true, RequestHandle(std::move(request), std::move(x), nb::borrow(src), std::move(group))};
-    received.pending->started = true;
+    received.pending->goes_on_when_dropped = true;
     return received;
 }
 
@@ -219,7 +219,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def(
             "memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); }, locked)
         .def("__repr__", &RequestHandle::repr)
-        .def_rw("started", &RequestHandle::started, locked)
+        .def_rw("goes_on_when_dropped", &RequestHandle::goes_on_when_dropped, locked)
         .def_prop_ro("waited", [](const RequestHandle& r) { return r->raised(); })
         .def_prop_ro("source", &of_message<&Request::source>)
         .def_prop_ro("tag", &of_message<&Request::tag>)

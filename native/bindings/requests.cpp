@@ -3,14 +3,14 @@
 using namespace rankwise;
 
 RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory)
-    : started(memory.is_none()), request_(std::move(request)), memory_(std::move(memory)), result_(nb::none()) {}
+    : goes_on_when_dropped(memory.is_none()), request_(std::move(request)), memory_(std::move(memory)), result_(nb::none()) {}
 
 RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory, nb::object result, nb::object group)
     : request_(std::move(request)), memory_(std::move(memory)), result_(std::move(result)), group_(std::move(group)) {}
 
 RequestHandle::~RequestHandle() {
     if (!request_ || request_->complete() || request_->cancelled()) return;
-    if (!started) {
+    if (!goes_on_when_dropped) {
         const ReleaseGil released;
         try {
             request_->cancel();

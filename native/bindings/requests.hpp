@@ -5,13 +5,13 @@
 // A send or receive: a Work of a communicator, and of a group too for plain arrays.
 //
 // If Python loses it while it is pending, perhaps because a signal handler raises before the caller has it, the message
-// is cancelled; once it is `started`, it goes on instead, and its memory stays alive.
+// is cancelled. If `goes_on_when_dropped`, it goes on instead, and its memory stays alive.
 //
 // One thread at a time is in its methods (nb::lock_self), but for those that wait, as with the GIL.
 class RequestHandle {
 public:
     // memory: owns the memory that the engine uses. If it is None, the caller keeps the memory alive, and the request
-    // counts as started.
+    // goes on when dropped.
     RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory);
     // result: what `wait` returns. group: kept until the message is complete, so that a dropped group is not closed.
     RequestHandle(std::shared_ptr<rankwise::Request> request, nb::object memory, nb::object result, nb::object group);
@@ -19,7 +19,7 @@ public:
     ~RequestHandle();
     rankwise::Request* operator->() const { return request_.get(); }
     const std::shared_ptr<rankwise::Request>& shared() const { return request_; }
-    bool started = false;
+    bool goes_on_when_dropped = false;
 
     nb::object wait(nb::handle timeout);
     // Waits at most so long, without raising the message's error.

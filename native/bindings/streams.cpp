@@ -49,7 +49,7 @@ void bind_streams(nb::module_& m) {
         .def("_settle", &WorkHandle::settle, nb::arg("timeout"), locked)
         .def("done", &WorkHandle::done, locked)
         .def("__repr__", &WorkHandle::repr)
-        .def_rw("_group", &WorkHandle::group, nb::arg().none())
+        .def_rw("group", &WorkHandle::group, nb::arg().none())
         .def_prop_ro("waited", [](const WorkHandle& w) { return !w->failed_unnoticed(); })
         // As of the messages in which no data has arrived.
         .def_prop_ro("message", [](const WorkHandle&) { return std::tuple(kAny, kAny, 0); })

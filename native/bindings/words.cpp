@@ -41,22 +41,22 @@ private:
     size_t count_;
 };
 
-// A rank's steps in a lock of two words, a SharedWords of any kind: the mark of the holder, or 0, and the number of
+// One rank's side of a lock in two words, a SharedIntegers of any kind: the mark of the holder, or 0, and the number of
 // sleepers. Each attempt's mark differs from all others, and names the rank: modulo world_size it is rank + 1.
-class LockSteps {
+class LockProtocol {
 public:
-    LockSteps(nb::object words, int64_t rank, int64_t world_size)
+    LockProtocol(nb::object words, int64_t rank, int64_t world_size)
         : words_(std::move(words)), world_size_(world_size), next_(rank + 1) {
         nb::try_cast(words_, of_host_);
     }
-    bool take(int64_t holder) {
+    bool try_acquire(int64_t holder) {
         check_process();
         const int64_t mark = next_.fetch_add(world_size_);
         if (!swap_holder(holder, mark)) return false;
         mark_ = mark;
         return true;
     }
-    bool give_back() {
+    bool release() {
         check_process();
         const int64_t mark = mark_;
         if (!mark || !swap_holder(mark, 0)) return false;
@@ -77,7 +77,7 @@ private:
     const nb::object words_;
     Words* of_host_ = nullptr;  // the same words, if they are in memory of this host
     const int64_t world_size_;
-    std::atomic<int64_t> next_, mark_{0};  // of the next attempt, and of the latest that took the lock; 0 before
+    std::atomic<int64_t> next_, mark_{0};  // of the next attempt, and of the latest that got the lock; 0 before
     const ForkMark fork_;
 };
 
@@ -92,9 +92,9 @@ void bind_words(nb::module_& m) {
         .def("sleep_while", &Words::sleep_while, nb::arg("index"), nb::arg("value"), nb::arg("seconds"),
              "Sleeps while a word has this value, for at most so long, or until a signal comes.")
         .def("wake", &Words::wake, nb::arg("index"), "Wakes all who sleep_while this word has some value.");
-    nb::class_<LockSteps>(m, "LockSteps", "A rank's steps in a lock of two words.")
+    nb::class_<LockProtocol>(m, "LockProtocol", "One rank's side of a lock in two words.")
         .def(nb::init<nb::object, int64_t, int64_t>(), nb::arg("words"), nb::arg("rank"), nb::arg("world_size"))
-        .def("take", &LockSteps::take, nb::arg("holder") = 0,
-             "Takes the lock, if it is free or this holder has it; returns whether it did.")
-        .def("give_back", &LockSteps::give_back, "Frees the lock, if this rank has it; returns whether it had.");
+        .def("try_acquire", &LockProtocol::try_acquire, nb::arg("holder") = 0,
+             "Acquires the lock, if it is free or this holder has it; returns whether it did.")
+        .def("release", &LockProtocol::release, "Frees the lock, if this rank has it; returns whether it had.");
 }

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import rankwise.contract.work as contract
 from rankwise.contract.message import Arrival
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.shortcuts import Shortcuts
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ version: str
 class Request(Arrival):
     """A send or receive. Until it is complete, source and tag are None."""
 
-    started: bool
+    goes_on_when_dropped: bool
     """Whether it goes on, with its memory kept alive, if Python loses it; if not, the message is cancelled then."""
 
     @property
@@ -55,7 +55,7 @@ class Work(contract.Work[Any]):
     def waited(self) -> bool:
         """Whether no error is left that `wait` has not raised."""
 
-    _group: object
+    group: object
     """It is not closed as long as somebody has this Work, unless this is complete."""
 
     message: tuple[int, int, int]
@@ -561,14 +561,14 @@ def load_allowed(stream: bytes, constructor: tuple[str, str] | None) -> Any:
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""
 
-class Words:  # SharedWords, in memory that `memory` keeps mapped
+class Words:  # SharedIntegers, in memory that `memory` keeps mapped
     def __init__(self, memory: object, address: int, count: int) -> None: ...
     def add(self, index: int, n: int) -> int: ...
     def swap_if(self, index: int, before: int, after: int) -> bool: ...
     def sleep_while(self, index: int, value: int, seconds: float) -> None: ...
     def wake(self, index: int) -> None: ...
 
-class LockSteps:  # of a lock in two words: its holder's mark, or 0, and the number of sleepers
-    def __init__(self, words: SharedWords, rank: int, world_size: int) -> None: ...
-    def take(self, holder: int = 0) -> bool: ...
-    def give_back(self) -> bool: ...
+class LockProtocol:  # of a lock in two words: its holder's mark, or 0, and the number of sleepers
+    def __init__(self, words: SharedIntegers, rank: int, world_size: int) -> None: ...
+    def try_acquire(self, holder: int = 0) -> bool: ...
+    def release(self) -> bool: ...

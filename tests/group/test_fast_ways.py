@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rankwise as rw
-from rankwise.group import base, collectives, p2p, scan
+from rankwise.group import collectives, scan
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -63,9 +63,10 @@ def no_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: object) -> None:
         raise AssertionError("this array takes the general way")
 
-    for module in (collectives, p2p, scan):
+    for module in (collectives, scan):
         monkeypatch.setattr(module, "source", refused)
-    monkeypatch.setattr(base.GroupBase, "_call", refused)
+    for name in ("_call", "_outgoing", "_incoming"):
+        monkeypatch.setattr(Group, name, refused)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

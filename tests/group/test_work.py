@@ -56,7 +56,7 @@ def test_an_interrupt_while_the_result_is_fetched_loses_nothing() -> None:
     inner = Interrupted()
     inner.complete = True
     buffer = target(np.ones(2))
-    work = ArrayWork(inner, buffer.finish, pending_works()).started()
+    work = ArrayWork(inner, buffer.finish, pending_works()).register()
     with pytest.raises(KeyboardInterrupt):
         work.done()
     assert work.error is None
@@ -67,7 +67,7 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
     inner, pending = Told(), pending_works()
     x = np.zeros((2, 2)).T[::-1]
     buffer = target(x)
-    work = ArrayWork(inner, buffer.finish, pending).started()
+    work = ArrayWork(inner, buffer.finish, pending).register()
     assert not work.done()
     with pytest.raises(CollectiveTimeout):
         work.wait(0.1)
@@ -88,13 +88,13 @@ def test_a_receive_gives_its_array_once_it_is_complete() -> None:
 def test_a_send_has_no_result() -> None:
     inner = Told()
     inner.complete = True
-    assert ArrayWork(inner, nothing, pending_works(), target(np.ones(2))).started().wait() is None
+    assert ArrayWork(inner, nothing, pending_works(), target(np.ones(2))).register().wait() is None
 
 
 @pytest.mark.parametrize("ask_done_first", [True, False])
 def test_an_error_is_raised_each_time(ask_done_first: bool) -> None:
     inner, pending = Told(), pending_works()
-    work = ArrayWork(inner, target(np.ones(2)).finish, pending).started()
+    work = ArrayWork(inner, target(np.ones(2)).finish, pending).register()
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     if ask_done_first:
         assert work.done()
@@ -110,7 +110,7 @@ def test_memory_lives_as_long_as_the_engine_may_use_it() -> None:
     inner, pending = Told(), pending_works()
     x = np.ones(3)
     alive = weakref.ref(x)
-    ArrayWork(inner, nothing, pending, target(x)).started()
+    ArrayWork(inner, nothing, pending, target(x)).register()
     del x
     gc.collect()
     assert alive() is not None
@@ -125,7 +125,7 @@ def test_dropped_works_do_not_pile_up() -> None:
     done = Told()
     done.complete = True
     for _ in range(1000):
-        ArrayWork(done, nothing, pending, target(np.ones(1))).started()
+        ArrayWork(done, nothing, pending, target(np.ones(1))).register()
         assert len(pending.works) <= 16
 
 
@@ -220,7 +220,7 @@ def test_a_message_that_arrives_between_the_timeout_and_its_cancellation_is_rece
 @pytest.mark.parametrize("asks", [True, False])
 def test_an_error_that_no_callback_asked_for_is_still_to_be_raised(asks: bool) -> None:
     inner, pending, called = Told(), pending_works(), threading.Event()
-    work = ArrayWork(inner, nothing, pending).started()
+    work = ArrayWork(inner, nothing, pending).register()
     work.add_done_callback(lambda work: (asks and work.exception(), called.set()))
     inner.error = PeerLostError("rank 1 was killed by SIGKILL", rank=1)
     assert called.wait(10)

@@ -30,7 +30,7 @@ from rankwise.contract.operations import (
     SCATTER_V,
     Call,
 )
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
 from rankwise.contract.types import DType, ReduceOp
@@ -372,7 +372,7 @@ class Communicator(Collectives, Closeable):
         """
         return None
 
-    def words(self, number: int) -> SharedWords | None:
+    def words(self, number: int) -> SharedIntegers | None:
         """So many integers of 64 bits, all 0, which the ranks change by single indivisible steps. Collective.
 
         Only groups whose ranks are on several hosts call this. Returns None if the backend has no such operation.

@@ -8,7 +8,7 @@ from typing import Protocol
 POLL = 1e-3  # seconds between two reads of an integer whose changes nobody announces
 
 
-class SharedWords(Protocol):
+class SharedIntegers(Protocol):
     """Integers of 64 bits, numbered from 0. What one rank has done, every rank's next step sees.
 
     By default nobody announces changes, as between hosts, so a sleeper wakes every POLL seconds to look.

@@ -193,7 +193,7 @@ class Shortcuts:
     """isend_array(x, dst, tag, group): start the send. Returns its Work, or True if it is complete.
 
     group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
-    unless `started` of the Work is True: then x is kept and the send goes on.
+    unless its `goes_on_when_dropped` is True: then x is kept and the send goes on.
     """
 
     issend_array: Callable[..., Any] = nothing
@@ -230,8 +230,8 @@ class Shortcuts:
     """
 
     irecv_array_up_to: Callable[..., Any] = nothing
-    """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that is `started`, whose result is
-    None.
+    """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that goes on when dropped, whose
+    result is None.
 
     Once it is complete, (source, tag, bytes) is its `message`. It receives whatever comes: if that is longer than x, or
     an object, x is its `given`, which is None otherwise, and `memory()` has the bytes.

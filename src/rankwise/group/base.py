@@ -54,7 +54,6 @@ class GroupBase:
         self._queue = ReceiveQueue(comm) if comm.receives is None else None
         self.receives: Receives = self._queue or comm.receives  # type: ignore[assignment]  # one of them exists
         """The receives of messages of any length: the communicator's, or else a queue that makes them of its others."""
-        self._kept = [] if self._queue is None else self._queue.kept
         self._collectives = complete(comm)
         self._shortcuts = comm.shortcuts
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
@@ -78,6 +77,7 @@ class GroupBase:
         if given is not None:
             call = shaped(call, given.shape)
         packed = (reads is not None and reads.packed) or (writes is not None and writes.packed)
+        # A started operation whose result is a new object (a number) makes it at the end.
         if packed or (async_op and writes is not None and not writes.in_place):
 
             def body() -> Any:
@@ -296,8 +296,8 @@ _OVERLAPPED = 512 << 10
 engine's own."""
 
 
-def named(src: int | None) -> int | None:
-    """The source of a receive whose result does not tell it."""
+def check_one_source(src: int | None) -> int | None:
+    """Refuse rw.ANY as the source of a receive whose result does not tell it."""
     if src is ANY:
         raise ValueError(
             "src=rw.ANY: expected a rank; recv_any receives from any rank, and tells from which, and so do "
@@ -313,7 +313,7 @@ def check_tag(value: int, name: str = "tag") -> int:
     return tag
 
 
-def label(tag: int, name: str = "tag") -> int:
+def check_recv_tag(tag: int, name: str = "tag") -> int:
     """Check a receive's tag, which may be rw.ANY."""
     if tag is None:
         raise TypeError(f"{name}=None: expected 0 to {MAX_TAG}, or rw.ANY for a message with any tag")

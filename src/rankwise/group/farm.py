@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.contract.work import Work
 from rankwise.group.base import GroupBase
@@ -87,7 +87,7 @@ class _Farm:
         self._team, self._members = team, members
         self._rank = members[team.rank]
         self._outcomes: dict[int, _Outcome] = {}  # by task: on dst all that are known, elsewhere this rank's own
-        self._words: SharedWords | None = None  # of the present round
+        self._words: SharedIntegers | None = None  # of the present round
         self._ended: dict[int, list[tuple[int, str]]] = {}  # on dst, by task: which ranks were lost at it, and how
         self._dealing_only = False  # dst takes no task in this round
         self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks

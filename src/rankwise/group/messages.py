@@ -15,7 +15,7 @@ from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.base import GroupBase, check_tag, label, named, nothing
+from rankwise.group.base import GroupBase, check_one_source, check_recv_tag, check_tag, nothing
 from rankwise.group.object_block import Codec, assemble
 from rankwise.group.receives import array_over
 from rankwise.group.related import Related
@@ -93,23 +93,23 @@ class Messages(GroupBase):
         if dtype is None:
             message = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy, codec.read, codec.constructor)
             if message is not NotImplemented:
-                data, sender, label_, code = message
+                data, source, tag, code = message
                 if code is not None:
                     data = array_over(data, dtypes.to_numpy(dtypes.DTYPES[code]))
-                return Received(data, sender, label_)
-        wanted, kind = (None, NUMPY) if dtype is None else buffers.dtype_argument(dtype)
-        source, number = self._source(src), label(tag)
+                return Received(data, source, tag)
+        expected, kind = (None, NUMPY) if dtype is None else buffers.dtype_argument(dtype)
+        source, tag = self._source(src), check_recv_tag(tag)
         if source is None:
-            return Received(kind.empty((0,), DType.F64 if wanted is None else wanted).finish(), None, None)
-        receive = self.receives.recv_message(source, number)
+            return Received(kind.empty((0,), DType.F64 if expected is None else expected).finish(), None, None)
+        receive = self.receives.recv_message(source, tag)
 
         def finish() -> Received:
-            if wanted is not None and (receive.is_object or receive.dtype != wanted):
+            if expected is not None and (receive.is_object or receive.dtype != expected):
                 receive.give_back()
                 what = "an object" if receive.is_object else f"an array of {DTYPE_NAMES[DType(receive.dtype)]}"
                 raise MismatchError(
                     f"recv_any: the message from rank {receive.source} with tag {receive.tag} is {what}, "
-                    f"expected an array of {DTYPE_NAMES[wanted]}"
+                    f"expected an array of {DTYPE_NAMES[expected]}"
                 )
             if receive.is_object:
                 return Received(codec.read(receive.memory(), receive.source), receive.source, receive.tag)
@@ -158,10 +158,10 @@ class Messages(GroupBase):
         codec = self._codec(allow_pickle)
         if not by_reference and self._shortcuts.send_object_plain(obj, dst, tag, codec.encode):
             return
-        to, number = self._destination(dst), check_tag(tag)
+        to, tag = self._destination(dst), check_tag(tag)
         parts, sent = self._parts(obj, codec, by_reference)
         if to is not None:
-            self.receives.send_object_now(parts, to, number)
+            self.receives.send_object_now(parts, to, tag)
             sent()
 
     def isend_object(
@@ -184,13 +184,13 @@ class Messages(GroupBase):
             True
             >>> sending.wait()
         """
-        to, number = self._destination(dst), check_tag(tag)
+        to, tag = self._destination(dst), check_tag(tag)
         parts, sent = self._parts(obj, self._codec(allow_pickle), by_reference)
         if len(parts) > 1:  # they share memory with the object, which may change
             parts = [assemble(parts)]
         if to is None:
             return COMPLETE
-        return ArrayWork(self.receives.send_object(parts, to, number), sent, self.pending, self).started()
+        return ArrayWork(self.receives.send_object(parts, to, tag), sent, self.pending, self).register()
 
     def _parts(self, obj: Any, codec: Codec, by_reference: bool) -> tuple[list[Any], Callable[[], None]]:
         """What is sent of an object, and what to call once it has been sent."""
@@ -232,7 +232,7 @@ class Messages(GroupBase):
         if timeout is not None:
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
-        message = self._shortcuts.recv_object_plain(named(src), tag, timeout, codec.read, codec.constructor)
+        message = self._shortcuts.recv_object_plain(check_one_source(src), tag, timeout, codec.read, codec.constructor)
         if message is NotImplemented:
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return message
@@ -252,15 +252,15 @@ class Messages(GroupBase):
             >>> work.wait(), work.source == group.rank, work.tag
             ('to myself', True, 6)
         """
-        return self._irecv_object(src, tag, self._codec(allow_pickle)).started()
+        return self._irecv_object(src, tag, self._codec(allow_pickle)).register()
 
     def _irecv_object(self, src: int | None, tag: int, codec: Codec) -> ArrayWork[Any]:
-        source, number = self._source(src), label(tag)
+        source, tag = self._source(src), check_recv_tag(tag)
         if source is None:
             return ArrayWork(COMPLETE, nothing, self.pending, self)
-        receive = self.receives.recv_object(source, number)
+        receive = self.receives.recv_object(source, tag)
 
         def finish() -> Any:
             return codec.read(receive.memory(), receive.source)
 
-        return ArrayWork(receive, finish, self.pending, self, source, number)
+        return ArrayWork(receive, finish, self.pending, self, source, tag)

@@ -11,11 +11,10 @@ import numpy as np
 
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer
-from rankwise.arrays.buffers import source, target
 from rankwise.contract.message import ANY, Message
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.base import GroupBase, check_tag, label, named, nothing
+from rankwise.group.base import GroupBase, check_one_source, check_recv_tag, check_tag, nothing
 from rankwise.group.work import ArrayWork, several, wait_or_cancel
 
 D = TypeVar("D", bound=np.dtype[Any])
@@ -70,9 +69,9 @@ class PointToPoint(GroupBase):
             True
             >>> sending.wait()
         """
-        if dtype is None and not self._kept and self._shortcuts.recv_array(x, src, tag):
+        if dtype is None and self._shortcuts.recv_array(x, src, tag):
             return x
-        return wait_or_cancel(self._start_recv(x, named(src), tag, dtype))
+        return wait_or_cancel(self._start_recv(x, check_one_source(src), tag, dtype))
 
     def isend(self, x: Any, dst: int | None, tag: int = 0) -> Work[None]:
         """Start to send `x`, with its present content, to rank `dst`. x must not change before the Work is done.
@@ -87,8 +86,8 @@ class PointToPoint(GroupBase):
         if work is True:
             return self._sent
         if work is None:
-            return self._start_send(x, dst, tag).started()
-        work.started = True  # from now on it goes on even if the caller drops it, as after ArrayWork.started
+            return self._start_send(x, dst, tag).register()
+        work.goes_on_when_dropped = True
         sending: Work[None] = work
         return sending
 
@@ -123,17 +122,17 @@ class PointToPoint(GroupBase):
         """
         work: Any = None if dtype is not None else self._shortcuts.irecv_array(x, src, tag, self)
         if work is None:
-            return self._start_recv(x, src, tag, dtype).started()
-        work.started = True  # as in isend
+            return self._start_recv(x, src, tag, dtype).register()
+        work.goes_on_when_dropped = True
         return work
 
     def _start_recv(self, x: Any, src: int | None, tag: int, dtype: Any) -> ArrayWork[Any]:
-        buffer, wanted, number = self._incoming(x, src, tag, dtype)
-        if wanted is None:
+        buffer, source, tag = self._incoming(x, src, tag, dtype)
+        if source is None:
             return ArrayWork(COMPLETE, partial(_unreceived, buffer, x), self.pending, self)
         self._order(buffer)
-        inner = self._receive(buffer, wanted, number)
-        return ArrayWork(inner, buffer.finish, self.pending, self, wanted, number)
+        inner = self._receive(buffer, source, tag)
+        return ArrayWork(inner, buffer.finish, self.pending, self, source, tag)
 
     def sendrecv(
         self,
@@ -163,24 +162,25 @@ class PointToPoint(GroupBase):
             >>> group.sendrecv(np.full(2, group.rank), 1 - group.rank, 1 - group.rank).tolist() == [1 - group.rank] * 2
             True
         """
-        if not async_op and not self._kept and recv_tag is None:
+        if not async_op and recv_tag is None:
             received = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
             if received is not NotImplemented:
                 return received
-        given, to, number = self._outgoing(x, dst, tag)
+        given, to, tag = self._outgoing(x, dst, tag)
         if out is not None:
             into = buffers.writable(out)
         elif isinstance(x, (int, float, complex, np.generic)):
-            into = target(x)  # its result is a number
+            into = buffers.target(x)  # its result is a number
         else:
             into = given.kind.empty(given.shape, given.dtype)
-        wanted, recv_number = self._source(named(src)), number if recv_tag is None else label(recv_tag, "recv_tag")
-        self._check_receive(into, wanted, recv_number)
+        source = self._source(check_one_source(src))
+        recv_tag = tag if recv_tag is None else check_recv_tag(recv_tag, "recv_tag")
+        self._check_receive(into, source, recv_tag)
         if given.device is None and given.overlaps(into):  # from a device, a copy on the host is sent
             room = buffers.scratch(given.shape, given.dtype)
             ctypes.memmove(room.ptr, given.ptr, given.nbytes)
             given = room
-        return self._exchange([(given, to, number)], [(into, out, wanted, recv_number)], lambda got: got[0], async_op)
+        return self._exchange([(given, to, tag)], [(into, out, source, recv_tag)], lambda got: got[0], async_op)
 
     def probe(self, src: int | None = ANY, tag: int = 0, *, timeout: float | None = 0.0) -> Message | None:
         """The first message from `src` with `tag` that has not been received yet.
@@ -205,10 +205,10 @@ class PointToPoint(GroupBase):
             >>> group.recv((message.count,), message.source, message.tag, dtype=message.dtype).tolist()
             [0, 1, 2, 3, 4]
         """
-        wanted, number = self._source(src), label(tag)
-        if wanted is None:
+        source, tag = self._source(src), check_recv_tag(tag)
+        if source is None:
             return None
-        return self.receives.probe(wanted, number, self.comm.timeout if timeout is None else check_wait(timeout))
+        return self.receives.probe(source, tag, self.comm.timeout if timeout is None else check_wait(timeout))
 
     def batch(
         self, sends: Sequence[Sequence[Any]] = (), recvs: Sequence[Sequence[Any]] = (), *, async_op: bool = False
@@ -243,8 +243,8 @@ class PointToPoint(GroupBase):
         outgoing = [self._outgoing(*each) for each in sends]
         incoming = []
         for each in recvs:
-            buffer, wanted, number = self._incoming(*each)
-            incoming.append((buffer, each[0], named(wanted), number))
+            buffer, source, tag = self._incoming(*each)
+            incoming.append((buffer, each[0], check_one_source(source), tag))
         return self._exchange(outgoing, incoming, result, async_op)
 
     def _exchange(
@@ -269,17 +269,17 @@ class PointToPoint(GroupBase):
             return result([_unreceived(b, x) if src is None else b.finish() for b, x, src, _ in incoming])
 
         work: ArrayWork[Any] = ArrayWork(several(works), finish, self.pending, (self, outgoing))
-        return work.started() if async_op else wait_or_cancel(work)
+        return work.register() if async_op else wait_or_cancel(work)
 
     def _outgoing(self, x: Any, dst: int | None, tag: int = 0) -> tuple[Buffer, int | None, int]:
-        buffer = source(x)
+        buffer = buffers.source(x)
         self._check_memory(buffer)
         return buffer, self._destination(dst), check_tag(tag)
 
     def _incoming(self, x: Any, src: int | None, tag: int = 0, dtype: Any = None) -> tuple[Buffer, int | None, int]:
-        buffer, wanted, number = buffers.receiver(x, dtype), self._source(src), label(tag)
-        self._check_receive(buffer, wanted, number)
-        return buffer, wanted, number
+        buffer, source, tag = buffers.receiver(x, dtype), self._source(src), check_recv_tag(tag)
+        self._check_receive(buffer, source, tag)
+        return buffer, source, tag
 
 
 def _unreceived(buffer: Buffer, given: Any) -> Any:

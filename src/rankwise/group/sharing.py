@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import LockSteps, Words, available_memory
+from rankwise._native import LockProtocol, Words, available_memory
 from rankwise.arrays.base import bytes_of
 from rankwise.arrays.buffers import dtype_argument, shape_argument, source
 from rankwise.arrays.dtypes import DTYPES
@@ -21,7 +21,7 @@ from rankwise.contract.communicator import Collectives, Communicator, complete
 from rankwise.contract.errors import MismatchError, RankwiseError, UnsupportedError, too_late
 from rankwise.contract.host_memory import HostMemory
 from rankwise.contract.public import public
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.group.base import GroupBase
@@ -50,7 +50,7 @@ class Counter:
         [0, 1, 2, 3, 4, 5]
     """
 
-    def __init__(self, words: SharedWords) -> None:
+    def __init__(self, words: SharedIntegers) -> None:
         self._words = words
 
     def next(self) -> int:
@@ -108,9 +108,9 @@ class Lock:
         [2.0]
     """
 
-    def __init__(self, words: SharedWords, comm: Communicator) -> None:
+    def __init__(self, words: SharedIntegers, comm: Communicator) -> None:
         self._words, self._comm = words, comm
-        self._steps = LockSteps(words, comm.rank, comm.world_size)
+        self._protocol = LockProtocol(words, comm.rank, comm.world_size)
         self.abandoned_by: int | None = None
 
     def acquire(self, timeout: float | None = None) -> None:
@@ -129,7 +129,7 @@ class Lock:
             >>> lock.release()
         """
         limit = None if timeout is None else check_wait(timeout)
-        if self._steps.take():
+        if self._protocol.try_acquire():
             self.abandoned_by = None
             return
         self._words.add(_SLEEPERS, 1)
@@ -160,7 +160,7 @@ class Lock:
             ...     print(error)
             release: this rank does not hold the lock
         """
-        if not self._steps.give_back():
+        if not self._protocol.release():
             raise RuntimeError("release: this rank does not hold the lock")
 
     def __enter__(self) -> Lock:
@@ -178,14 +178,14 @@ class Lock:
         while True:
             holder = self._words.add(_HOLDER, 0)
             if not holder:
-                if self._steps.take():
+                if self._protocol.try_acquire():
                     return None
                 continue
             rank = (holder - 1) % self._comm.world_size
             now = time.monotonic()
             if now >= check:
                 check = now + _CHECK
-                if rank in self._lost() and self._steps.take(holder):
+                if rank in self._lost() and self._protocol.try_acquire(holder):
                     return rank
             if now >= end:
                 why = f": rank {rank} holds it"
@@ -413,7 +413,7 @@ class Sharing(GroupBase):
                 raise MemoryError(text) if kind == "memory" else RankwiseError(text)
 
 
-def shared_words(group: Sharing, number: int, operation: str) -> SharedWords:
+def shared_words(group: Sharing, number: int, operation: str) -> SharedIntegers:
     """So many words, all 0. Collective. operation: what an error names."""
     if group._hosts.number > 1:
         words = group.comm.words(number)

@@ -63,10 +63,10 @@ class Pending:
         It is the communicator's own if that keeps its memory and tells of its failure, as the engine's does. group: is
         not closed as long as the caller has the Work.
         """
-        if hasattr(work, "waited"):
-            setattr(work, "_group", group)  # noqa: B010 - other Works have none
+        if isinstance(work, EngineWork):
+            work.group = group
             return work
-        return ArrayWork(work, work.wait, self, group).started()
+        return ArrayWork(work, work.wait, self, group).register()
 
     def remove(self, work: ArrayWork[Any]) -> None:
         self.works.pop(id(work), None)
@@ -188,7 +188,7 @@ class ArrayWork(Work[T]):
         self.waited = False
         """Whether `wait` has been called, and so has raised the operation's error."""
 
-    def started(self: W) -> W:
+    def register(self: W) -> W:
         """The last step of starting an operation: from now on it goes on even if the caller drops this Work.
 
         If an exception ends the call before this step, the Work is dropped, and its message, if any, is cancelled.

@@ -25,7 +25,7 @@ from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
 from rankwise.backends.composed.memory import address, gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
-from rankwise.backends.gloo.group_store import GroupStore, Outcome, StoreWords, decide, explain, reason, record
+from rankwise.backends.gloo.group_store import GroupStore, Outcome, StoreIntegers, decide, explain, reason, record
 from rankwise.backends.gloo.meeting import Meeting, gather
 from rankwise.backends.gloo.p2p import Channel
 from rankwise.backends.gloo.roster import roster_type
@@ -34,7 +34,7 @@ from rankwise.contract.communicator import bind
 from rankwise.contract.errors import BackendUnavailable, ClosedError, CollectiveTimeout, RankwiseError, too_late
 from rankwise.contract.job import Job
 from rankwise.contract.operations import Call, divided
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.locality import ProcessIdentity
@@ -116,9 +116,9 @@ class GlooCommunicator(ComposedCommunicator):
     def _timeout_set(self, timeout: float) -> None:
         self._transport.set_timeout(timeout)
 
-    def words(self, number: int) -> SharedWords:
+    def words(self, number: int) -> SharedIntegers:
         self._words += 1
-        return StoreWords(self._known, f"words {self._words}", number, self._message_failed)
+        return StoreIntegers(self._known, f"words {self._words}", number, self._message_failed)
 
     # ---- point-to-point ----
 

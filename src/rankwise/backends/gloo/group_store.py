@@ -23,7 +23,7 @@ from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostE
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import LOST
 from rankwise.contract.ranks import ranks_in_words
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.work import Work
 from rankwise.meeting.torch_store import TorchStore
 from rankwise.system.locality import ProcessIdentity
@@ -132,7 +132,7 @@ class GroupStore(TorchStore):
         return self.ask(request, LIMIT)
 
 
-class StoreWords(SharedWords):
+class StoreIntegers(SharedIntegers):
     """Integers in the job's store, which its server changes for the ranks.
 
     The values that ranks give a word by swap_if must differ from each other.

@@ -40,7 +40,7 @@ from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, locality_mark, log_neighbour, moves
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.hierarchical.part import NoPart, Part, PartWords
+from rankwise.backends.hierarchical.part import NoPart, Part, PartIntegers
 from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import join
 from rankwise.contract.communicator import Collectives, bind
@@ -49,7 +49,7 @@ from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 from rankwise.contract.job import Job
 from rankwise.contract.operations import BARRIER, Call, divided
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 from rankwise.system.settings import Settings
@@ -164,9 +164,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
         for part in self._parts():
             part.timeout = timeout
 
-    def words(self, number: int) -> SharedWords | None:
+    def words(self, number: int) -> SharedIntegers | None:
         words = self._across.do("words", self._flat.words, number)
-        return None if words is None else PartWords(self._across, words)
+        return None if words is None else PartIntegers(self._across, words)
 
     # ---- point-to-point ----
 

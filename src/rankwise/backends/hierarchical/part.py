@@ -10,7 +10,7 @@ from rankwise.backends.closing import OpenCommunicator
 from rankwise.contract.communicator import Collectives, complete
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import Call
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.work import OuterWork, Work
 
 T = TypeVar("T")
@@ -54,10 +54,10 @@ class NoPart(Collectives):
         """Nothing to do: the part's own ranks make the call."""
 
 
-class PartWords(SharedWords):
+class PartIntegers(SharedIntegers):
     """Integers that a part shares."""
 
-    def __init__(self, part: Part, words: SharedWords) -> None:
+    def __init__(self, part: Part, words: SharedIntegers) -> None:
         self._part, self._words = part, words
 
     def add(self, index: int, n: int) -> int:

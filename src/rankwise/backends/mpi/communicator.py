@@ -26,13 +26,13 @@ from rankwise.backends.composed.partial import Partial
 from rankwise.backends.mpi import fault_tolerance, recursive_doubling
 from rankwise.backends.mpi.fault_tolerance import FaultTolerance, Notices
 from rankwise.backends.mpi.p2p import LONGEST_SLEEP, SPIN, Channel
-from rankwise.backends.mpi.shared_integers import WindowWords
+from rankwise.backends.mpi.shared_integers import WindowIntegers
 from rankwise.backends.mpi.transport import MpiPeers, Transport
 from rankwise.backends.mpi.watchdog import WATCHDOG, Watched
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import BackendUnavailable, ClosedError, MismatchError, RankwiseError, UnsupportedError
 from rankwise.contract.job import Job
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 from rankwise.system.settings import Settings
@@ -104,7 +104,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         self._comm = comm
         self._mpi = MPI
         self._tolerance = tolerance
-        self._words: list[WindowWords] = []
+        self._words: list[WindowIntegers] = []
         self._recovering = ""
         self._recoveries = 0
         self._returned = False  # from MPI, with an error
@@ -127,8 +127,8 @@ class MpiCommunicator(ComposedCommunicator, Watched):
     def _timeout_set(self, timeout: float) -> None:
         self._channel.timeout = timeout
 
-    def words(self, number: int) -> SharedWords:
-        self._words.append(WindowWords(self._transport, number))
+    def words(self, number: int) -> SharedIntegers:
+        self._words.append(WindowIntegers(self._transport, number))
         return self._words[-1]
 
     # ---- point-to-point ----

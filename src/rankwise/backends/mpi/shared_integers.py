@@ -11,10 +11,10 @@ import numpy as np
 
 from rankwise.backends.mpi.transport import Transport
 from rankwise.contract.closing import ClosingOrder, close_at_exit
-from rankwise.contract.shared_integers import SharedWords
+from rankwise.contract.shared_integers import SharedIntegers
 
 
-class WindowWords(SharedWords):
+class WindowIntegers(SharedIntegers):
     """Between hosts an MPI may complete an operation only when rank 0 is in a call of MPI."""
 
     def __init__(self, transport: Transport, number: int) -> None:
@@ -66,7 +66,7 @@ class WindowWords(SharedWords):
             self.window.Flush(0)
 
 
-_windows: list[WindowWords] = []  # in the order made, which is the same on all ranks
+_windows: list[WindowIntegers] = []  # in the order made, which is the same on all ranks
 
 
 def _free_all(_left: Callable[[], float]) -> None:

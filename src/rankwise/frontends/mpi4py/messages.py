@@ -67,7 +67,7 @@ class Messages(Named[Context]):
             work = start(np.asarray(data), to, int(tag), group)
         if work is None:
             inner = context.comm.send(address(data), data.size // dtype.itemsize, dtype, to, int(tag), data)
-            return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).started())
+            return Pending(ArrayWork(inner, nothing, group.pending, (group, data)).register())
         return _sending(work)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -247,7 +247,7 @@ class Messages(Named[Context]):
         if work.done():
             work.wait()
             return SENT
-        return Pending(ArrayWork(work, nothing, group.pending, group).started())
+        return Pending(ArrayWork(work, nothing, group.pending, group).register())
 
     def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. buf: not needed, and not used."""
@@ -391,7 +391,7 @@ def _sending(work: Any) -> Started:
     """What isend_array has started. It goes on even if the program drops the request."""
     if work is True:
         return SENT
-    work.started = True
+    work.goes_on_when_dropped = True
     return work  # type: ignore[no-any-return]
 
 

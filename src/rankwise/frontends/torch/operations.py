@@ -90,7 +90,7 @@ class TorchMessages(Core):
         return self._message(work, tensors, finish, memory)
 
     def _message(self, inner: OurWork[None], tensors: list[Tensor], finish: Callable[[], Any], keep: object) -> Work:
-        work = ArrayWork(inner, finish, self._pending, (self, tensors, keep)).started()
+        work = ArrayWork(inner, finish, self._pending, (self, tensors, keep)).register()
         return self._begun(work, tensors, message=True)
 
 
