@@ -94,7 +94,10 @@ bool Messages::help_to_fetch(Channel& c, int to) {
         if (!transport_.memory.try_copy(to, true, reinterpret_cast<uint8_t*>(there + at), here)) break;
         job.done.fetch_add(1);
     }
-    if (job.done.load() == pieces) notify(to);
+    if (job.done.load() == pieces) {
+        complete(r);  // the receiver's answer will end the offer
+        notify(to);
+    }
     return r.sent_ > before;
 }
 

@@ -22,6 +22,21 @@ template <class F> void keeping(std::exception_ptr& error, F&& f) {
 
 }  // namespace
 
+// Polls for a moment for messages that these receives match and that their senders can copy without this rank.
+void Messages::let_senders_copy(std::span<const Transfer> receives, const CallOptions& options) {
+    size_t shared = 0;
+    for (int i = policy_.first_polls; i >= 0 && shared < receives.size(); --i) {
+        const auto lock = lock_requests(options);
+        shared = 0;
+        for (const Transfer& t : receives) {
+            if (t.peer == rank_) continue;
+            pull(t.peer);
+            for (const auto& message : incoming_[t.peer].claimed) shared += begin_fetch(*message);
+        }
+        cpu_relax();
+    }
+}
+
 Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
                            const CallOptions& options, const std::function<void()>& meanwhile) {
     const uint64_t most = most_in_ring();
@@ -57,7 +72,10 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             for (; sent < sends.size(); ++sent)
                 if (const Transfer& t = sends[sent]; !sent_at_once(t))
                     started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, true));
-            if (meanwhile) meanwhile();
+            if (meanwhile) {
+                let_senders_copy(receives, options);
+                meanwhile();
+            }
             for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
         } catch (const TimedOut&) {
             for (const auto& request : started) cancel(request);

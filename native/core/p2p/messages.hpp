@@ -200,6 +200,7 @@ private:
     bool claim(Message& message);
     bool cancelled(Message& message);
     Message* first_arrived(int from, int tag, Request* wanted);
+    bool begin_fetch(Message& message);
     bool fetch(const std::shared_ptr<Message>& message);
     bool fetch_claimed(int from);
     void finish_claimed(int from);
@@ -245,6 +246,7 @@ private:
     std::shared_ptr<Request> post(const Transfer& receive, const CallOptions& options);
     Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
                          std::optional<double> timeout = {});
+    void let_senders_copy(std::span<const Transfer> receives, const CallOptions& options);
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);

@@ -92,6 +92,13 @@ bool Messages::cancelled(Message& m) {
     return !claim(m);
 }
 
+// The message is claimed and has memory. Returns whether its sender may help to copy it.
+bool Messages::begin_fetch(Message& m) {
+    Offer& offer = *m.offer;
+    if (!offer.parts.empty() && !std::exchange(offer.fetched, true)) offer.shared = share(m);
+    return offer.shared;
+}
+
 // The message is claimed and has memory: copy the data there, or request it. Returns whether that is done, which it is
 // not while its sender helps.
 bool Messages::fetch(const std::shared_ptr<Message>& message) {
@@ -106,8 +113,7 @@ bool Messages::fetch(const std::shared_ptr<Message>& message) {
         answers.push_back(Header::about_offer(Form::Request, offer.number));
         return true;
     }
-    if (!std::exchange(offer.fetched, true)) offer.shared = share(m);
-    if (offer.shared && !fetch_shared(m)) return false;
+    if (begin_fetch(m) && !fetch_shared(m)) return false;
     bool copied = !group_.failed();
     for (uint64_t at = 0; !offer.shared && copied && at < m.header.bytes; at += kBytesPerCheck)
         copied = copy_parts(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
