@@ -79,6 +79,26 @@ void timeout(Comm& c, uint64_t count) {
     CHECK_EQ(x, 1);
 }
 
+// A message that an exchange without success gives back comes after one that had arrived before it.
+void given_back_in_order(Comm& c) {
+    if (c.rank() == 0)
+        for (int tag : {5, 7}) {
+            c.messages().send_now(&tag, 1, DType::I32, 1, tag);
+            c.barrier();
+        }
+    if (c.rank() != 1) return;
+    CHECK(c.messages().await_arrival(0, 5, 10), "the first message");
+    c.barrier();
+    c.barrier();
+    int x = 0, y = 0;
+    const Transfer receives[] = {{&x, 1, DType::I32, 0, 7}, {&y, 1, DType::I32, 0, 9}};
+    const double limit = c.timeout();
+    c.set_timeout(0.02);
+    CHECK_EQ(ranks::thrown([&] { c.messages().exchange({}, receives); }), "TimedOut");
+    c.set_timeout(limit);
+    for (int tag : {5, 7}) CHECK_EQ(c.messages().recv_now(&x, 1, DType::I32, 0, kAny).tag, tag);
+}
+
 void every_kind(Comm& c) {
     set_peers_far(!c.conditions().single_copy);  // both ways to write the rings
     const uint64_t exchanged = c.messages().most_in_ring() / 8;
@@ -87,6 +107,7 @@ void every_kind(Comm& c) {
             for (bool up_to : {false, true}) around_the_ring(c, first, second, up_to);
     for (uint64_t count : {10, 50'000}) mismatch(c, count), timeout(c, count);
     one_side(c);
+    if (c.world_size() == 2) given_back_in_order(c);
     c.barrier();
 }
 

@@ -467,6 +467,33 @@ void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t
         2);
 }
 
+// A message is not marked as arrived while the ring has no room for its padding: a receiver that finds the mark counts
+// the padding as read.
+void no_room_for_padding() {
+    Settings settings;
+    settings.single_copy = false;
+    ranks::run(
+        2,
+        [](Comm& c) {
+            if (c.rank() == 1) return meet(c);
+            const uint64_t piece = tuning::kRingPiece, bytes = tuning::ring_bytes(2) + piece - sizeof(Header);
+            const std::vector<uint8_t> longer(bytes);
+            const auto first = c.messages().send(longer.data(), bytes, DType::U8, 1, 0);
+            Channel& channel = *c.segment()->at<Channel>(
+                c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1).load());
+            channel.read += sizeof(Header) + piece;  // as if its receiver had read so much
+            first->wait(std::nullopt);
+            const uint64_t at = channel.written.load();
+            CHECK_EQ(channel.room(), sizeof(Header));
+            const auto second = c.messages().send(longer.data(), 0, DType::U8, 1, 0);
+            CHECK_EQ(channel.written.load(), at + sizeof(Header));
+            CHECK(channel.stamp_at(at).load() != channel.stamp(at), "an unfinished message is marked");
+            meet(c);
+            c.close(0);
+        },
+        10, settings);
+}
+
 void every_kind(Comm& c) {
     for (uint64_t count : {0, 1, 7, 8, 1000, 32768, 200003}) around_the_ring(c, count);
     if (c.world_size() > 1) tags_out_of_order(c);
@@ -494,6 +521,7 @@ void every_kind(Comm& c) {
 
 int main() {
     refused_for_lack_of_memory();
+    no_room_for_padding();
     overwritten_channel([](Channel&, std::atomic<uint64_t>& entry) { entry = 1ull << 50; });
     overwritten_channel([](Channel& c, std::atomic<uint64_t>&) { c.capacity = 0; });
     overwritten_channel([](Channel& c, std::atomic<uint64_t>&) {

@@ -80,7 +80,7 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
             c->read.exchange(at + Channel::whole_of(at, h.bytes));
             notify(p);
             trace_short(Op::Recv, DType(h.dtype), p, h.tag, h.bytes, began);
-            return arrival_of(p, h);
+            return arrival_of(p, h, arrivals_++);
         }
         cpu_relax();
     }

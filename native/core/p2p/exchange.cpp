@@ -60,8 +60,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
                 });
         } catch (...) {
             if (!fork_.is_child())
-                for (auto each = received.rbegin(); each != received.rend(); ++each)
-                    give_back(each->first, each->second);
+                for (const auto& [arrival, data] : received) give_back(arrival, data);
             throw;
         }
     } else {  // the receives come first, so that their messages go directly to their memory

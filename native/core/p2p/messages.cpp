@@ -19,7 +19,9 @@ std::string message_text(uint64_t count, DType dtype, int tag) {
     return array_text(count, dtype) + (tag == kBlockTag ? " of a gather" : " with tag " + std::to_string(tag));
 }
 
-Arrival arrival_of(int from, const Header& h) { return {from, h.tag, h.count, DType(h.dtype), bool(h.object)}; }
+Arrival arrival_of(int from, const Header& h, uint64_t number) {
+    return {from, h.tag, h.count, DType(h.dtype), bool(h.object), number};
+}
 
 Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
                    FailureRecord& failures, uint64_t unexpected_limit)
@@ -405,7 +407,7 @@ std::optional<Arrival> Messages::arrival(int from, int tag) {
     pull_from(from, true);
     const Message* const m = first_arrived(from, tag, nullptr);
     if (!m) return std::nullopt;
-    return arrival_of(m->from, m->header);
+    return arrival_of(m->from, m->header, m->number_);
 }
 
 std::optional<Arrival> Messages::probe(int from, int tag) {

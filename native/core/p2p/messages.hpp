@@ -31,7 +31,7 @@
 
 namespace rankwise {
 
-Arrival arrival_of(int from, const Header& header);
+Arrival arrival_of(int from, const Header& header, uint64_t number);
 
 // What a thread that waits sends to a rank, or receives from one. It does not write what it sends.
 struct Transfer {
@@ -228,7 +228,7 @@ private:
     void cancel_send(const std::shared_ptr<Request>& send);
     void cancel_receive(Request& receive);
     void go_on_from_copy(const std::shared_ptr<Request>& send);
-    void put_back(const Arrival& received, uint64_t number, Memory data);
+    void put_back(const Arrival& received, Memory data);
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void put_back(const std::shared_ptr<Message>& message);
     void match_posted(Message& message);

@@ -270,7 +270,7 @@ InBackground::Next Messages::advance() noexcept {
         try {
             if (progress()) return Next::Again;
             if (progress_ == Progress::Wakeable) take_offers();
-        } catch (const Error&) {           // the group has failed
+        } catch (const Error&) {  // the group has failed, or the segment has no room for a channel: try again later
         } catch (const std::exception&) {  // no memory for a message that nobody receives yet
             fail_group(group_, Cause::PeerLost, rank_, 0,
                        "had no memory for the messages that it had not received yet");

@@ -38,20 +38,18 @@ void Messages::give_back(Request& r) {
 
 void Messages::give_back_locked(Request& r) noexcept {
     or_fail_group(
-        [&] { put_back(r.arrival(), r.arrival_, r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
+        [&] { put_back(r.arrival(), r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
 }
 
-// The same of a message that a receive has taken from the ring before any other message of its source arrived.
 void Messages::give_back(const Arrival& received, const void* data) {
     const auto lock = lock_requests();
     if (closing_) return;
-    or_fail_group([&] { put_back(received, 0, copy_of(data, received.count * itemsize(received.dtype))); });
+    or_fail_group([&] { put_back(received, copy_of(data, received.count * itemsize(received.dtype))); });
 }
 
-// number: as Message::number_.
-void Messages::put_back(const Arrival& received, uint64_t number, Memory data) {
+void Messages::put_back(const Arrival& received, Memory data) {
     const Header header = Header::of(received.count, received.dtype, received.tag, received.object);
-    put_back(std::make_shared<Message>(Message{header, received.source, 0, nullptr, number, {}, std::move(data)}));
+    put_back(std::make_shared<Message>(Message{header, received.source, 0, nullptr, received.number, {}, std::move(data)}));
 }
 
 void Messages::undo(std::span<const std::shared_ptr<Request>> requests) {

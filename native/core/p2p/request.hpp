@@ -60,6 +60,7 @@ struct Arrival {
     uint64_t count;
     DType dtype;
     bool object;
+    uint64_t number = 0;  // in the order of arrival at this rank
 };
 
 // One send or receive.
@@ -91,7 +92,7 @@ public:
     uint64_t count() const { return count_; }
     DType dtype() const { return dtype_; }
     bool object() const { return object_; }
-    Arrival arrival() const { return {peer_, tag_, count_, dtype_, object_}; }
+    Arrival arrival() const { return {peer_, tag_, count_, dtype_, object_, arrival_}; }
     // Of a complete receive of any message: whether it is not in the caller's memory.
     bool overflows() const { return overflows_; }
     // Of a complete receive that accepts any length: the message, once.

@@ -73,9 +73,10 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
         room -= bytes;
         r.sent_ += bytes;
     }
-    if (header.form == Form::Message && r.sent_ == total && at - before == sizeof(Header) + total)
-        c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
     const bool finished = begun && r.sent_ == total && room >= Channel::pad_of(at);
+    // Marked only together with its padding, which a receiver that finds the mark counts as read.
+    if (finished && header.form == Form::Message && at - before == sizeof(Header) + total)
+        c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
     if (finished) at += Channel::pad_of(at);
     if (at == before) return false;
     c.written.exchange(at);

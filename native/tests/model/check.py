@@ -93,6 +93,7 @@ BROKEN_OFFERS = {
     "a receiver does not wait for the sender's pieces": "BREAK_DONE",
     "a sender that helps does not check whether the group has failed": "FAILS BREAK_FAILED",
     "a receiver whose group has failed does not wait for a sender that writes": "FAILS BREAK_FAILED_WRITING",
+    "a send is complete when the last piece has only been begun": "BREAK_COMPLETE",
 }
 
 USES = {

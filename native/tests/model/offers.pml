@@ -74,7 +74,15 @@ inline help() {
                 do
                 :: ok -> copy_piece(k, mine); mine++; finished++; begin(ok, NO_HELP)
                 :: else -> break
-                od
+                od;
+                if                      /* all is copied: its send is complete */
+#ifdef BREAK_COMPLETE
+                :: begun >= PIECES -> sends[k] = false
+#else
+                :: finished >= PIECES -> sends[k] = false
+#endif
+                :: else
+                fi
             :: else
             fi
         :: else
@@ -99,7 +107,7 @@ active proctype Sender() {
     :: message == MESSAGES -> break
     :: else ->
         do
-        :: stage[message] == COPIED -> break
+        :: stage[message] == COPIED || !sends[message] -> break
         :: stage[message] != COPIED && OPEN(state) -> help()
         :: stage[message] != COPIED ->     /* it gives the send up */
             if
