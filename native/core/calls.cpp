@@ -149,7 +149,7 @@ void Comm::give_up(const std::exception& why) {
     if (fork_.is_child() || group_.failed()) return;
     const char* const operation = name(transport_.log.op());
     const auto fail = [&](Cause cause, std::initializer_list<std::string_view> how) {
-        fail_group(group_, cause, rank(), transport_.log.calls(), how);
+        fail_group(group_, cause, rank(), transport_.log.number(), how);
     };
     if (dynamic_cast<const Mismatch*>(&why)) {
         fail(Cause::Mismatch, {operation, ": ", why.what()});
@@ -238,7 +238,7 @@ void Comm::all_to_all_v(const void* send, void* recv, const Counts& out, const C
             const std::string text = "all_to_all_v: rank " + std::to_string(from) + " sends " + std::to_string(sent) +
                                      " elements to rank " + std::to_string(rank()) + ", which expects " +
                                      std::to_string(expected);
-            fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), text);
+            fail_group(group_, Cause::Mismatch, rank(), transport_.log.number(), text);
             failures_.throw_failure(name(Op::AllToAllV));
         }
         return bytes(recv);

@@ -43,7 +43,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
             return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
         };
         if ((interrupts || !waiter.watch(kInterval, finished)) && !group_.failed()) {
-            fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
+            fail_group(group_, Cause::PeerLost, rank(), transport_.log.begun(),
                        "closed the group while one of its own calls was in progress");
             trouble = "an operation was still in progress and was abandoned";
         }

@@ -362,7 +362,7 @@ std::shared_ptr<Comm> Comm::split_off(int64_t color, int64_t key, std::string& t
 void Comm::abort(const std::string& why) {
     if (fork_.is_child()) return;
     if (const GroupMemory::Use lease = memory_->lease())
-        fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(), why);
+        fail_group(group_, Cause::PeerLost, rank(), transport_.log.begun(), why);
 }
 
 }  // namespace rankwise

@@ -184,7 +184,7 @@ Outcome Comm::decide(Op op, int64_t flags, std::string& trouble, const RankSet& 
         if (outcome.status == Outcome::Status::Unequal) return outcome;
         exclude_all_but(outcome.present, exclude);
         if (outcome.status != Outcome::Status::Mixed) return outcome;
-        fail_group(group_, Cause::Mismatch, rank(), transport_.log.calls(), "some ranks called agree, others shrink");
+        fail_group(group_, Cause::Mismatch, rank(), transport_.log.number(), "some ranks called agree, others shrink");
         if (op == Op::Agree) failures_.throw_failure(name(op));
     }
 }
@@ -198,7 +198,7 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
         if (!left_out.contains(r) && !transport_.ended(r) && !group_.peers[r].left.load())
             add_to_list(missing, std::to_string(r), ",");
     }
-    if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), missing);
+    if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.number(), missing);
 }
 
 int64_t Comm::agree(int64_t flags) {
@@ -218,8 +218,7 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
     const OpenLease lease(*this);
     // What is still pending after a second waits for a rank that is left out.
     if (!exclude.empty() && !stream_.drain(1))
-        fail_group(group_, Cause::PeerLost, rank(), group_.peers[rank()].calls.load(),
-                   "went on without " + list_ranks(exclude));
+        fail_group(group_, Cause::PeerLost, rank(), transport_.log.begun(), "went on without " + list_ranks(exclude));
     const GroupMemory::Use call = begin_call();
     std::string trouble;
     const Outcome outcome = decide(Op::Shrink, flags_of(excluded, world_size()), trouble, excluded);

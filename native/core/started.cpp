@@ -134,7 +134,7 @@ InBackground::Next Comm::StandIn::advance() noexcept {
     try {
         comm_.stream_.hurry();
     } catch (const std::exception& e) {  // the system gives no thread: no peer may wait forever
-        fail_group(comm_.group_, Cause::PeerLost, comm_.rank(), comm_.group_.peers[comm_.rank()].calls.load(),
+        fail_group(comm_.group_, Cause::PeerLost, comm_.rank(), comm_.transport_.log.begun(),
                    {"could not run an operation that it had started: ", e.what()});
     }
     return Next::Notified;
@@ -202,7 +202,7 @@ void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
         return abort("waited, before its next operation, for an event that can no longer be reached");
     case Stream::Outcome::Stopped: break;
     }
-    if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.calls(), std::to_string(rank()));
+    if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.begun(), std::to_string(rank()));
 }
 
 void Comm::sync_stream() {

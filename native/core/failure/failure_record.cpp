@@ -143,9 +143,9 @@ std::string call_site_of(const PeerSlot& peer) {
 
 }  // namespace
 
-void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.calls()), t_.log.options()); }
+void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.number()), t_.log.options()); }
 
-void FailureRecord::lost(int peer) { lost(peer, name(t_.log.op()), int64_t(t_.log.calls())); }
+void FailureRecord::lost(int peer) { lost(peer, name(t_.log.op()), int64_t(t_.log.number())); }
 
 void FailureRecord::lost(int peer, const std::string& operation, int64_t sequence) {
     fail_group(t_.group, Cause::PeerLost, peer, t_.group.peers[peer].calls.load(), "");
@@ -153,24 +153,24 @@ void FailureRecord::lost(int peer, const std::string& operation, int64_t sequenc
 }
 
 void FailureRecord::mismatch() {
-    fail_group(t_.group, Cause::Mismatch, t_.rank, t_.log.calls(), "");
+    fail_group(t_.group, Cause::Mismatch, t_.rank, t_.log.number(), "");
     throw_failure();
 }
 
 void FailureRecord::overwritten(const char* what, int peer) {
-    overwritten(std::string(what) + " of rank " + std::to_string(peer), name(t_.log.op()), int64_t(t_.log.calls()));
+    overwritten(std::string(what) + " of rank " + std::to_string(peer), name(t_.log.op()), int64_t(t_.log.number()));
 }
 
 void FailureRecord::overwritten(const std::string& what, const std::string& operation, int64_t sequence) {
     fail_group(
-        t_.group, Cause::PeerLost, t_.rank, t_.log.calls(),
+        t_.group, Cause::PeerLost, t_.rank, t_.log.number(),
         "found that " + what + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
     throw_failure(operation, sequence);
 }
 
 void FailureRecord::refuse(const Call& call, const CallOptions& options) {
     refused_ = call;
-    throw_failure(name(call.op()), int64_t(t_.log.calls()) + 1, options);
+    throw_failure(name(call.op()), int64_t(t_.log.number()) + 1, options);
 }
 
 void FailureRecord::compare_last() {
@@ -183,7 +183,7 @@ void FailureRecord::compare_last() {
 void FailureRecord::timed_out(uint64_t steps) {
     // The awaited ranks that have not begun the operation are to blame, if there are any: the other awaited ranks may
     // be waiting for them too.
-    const uint64_t number = t_.log.calls();
+    const uint64_t number = t_.log.number();
     std::vector<int> behind, absent;
     for (int p = 0; p < t_.n; ++p) {
         if (p == t_.rank || t_.group.peers[p].headers[(steps - 1) % kHeaders].seq.load() >= steps) continue;
@@ -249,7 +249,7 @@ void FailureRecord::publish_call_site() {
     std::string text = makes_calls_ ? Stream::call_site(t_.program) : "";
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
-    if (refused_.op() != Op::None) site.call = refused_, site.number = t_.log.calls() + 1;
+    if (refused_.op() != Op::None) site.call = refused_, site.number = t_.log.begun() + 1;
     site.state.store(2);
 }
 

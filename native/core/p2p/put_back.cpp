@@ -37,8 +37,7 @@ void Messages::give_back(Request& r) {
 }
 
 void Messages::give_back_locked(Request& r) noexcept {
-    or_fail_group(
-        [&] { put_back(r.arrival(), r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
+    or_fail_group([&] { put_back(r.arrival(), r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
 }
 
 void Messages::give_back(const Arrival& received, const void* data) {
@@ -49,7 +48,8 @@ void Messages::give_back(const Arrival& received, const void* data) {
 
 void Messages::put_back(const Arrival& received, Memory data) {
     const Header header = Header::of(received.count, received.dtype, received.tag, received.object);
-    put_back(std::make_shared<Message>(Message{header, received.source, 0, nullptr, received.number, {}, std::move(data)}));
+    put_back(
+        std::make_shared<Message>(Message{header, received.source, 0, nullptr, received.number, {}, std::move(data)}));
 }
 
 void Messages::undo(std::span<const std::shared_ptr<Request>> requests) {

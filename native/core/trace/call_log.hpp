@@ -26,7 +26,8 @@ public:
     const Call& call() const { return now_.call; }  // the current one
     Op op() const { return now_.call.op(); }
     const CallOptions& options() const { return now_.options; }
-    uint64_t calls() const { return now_.number; }  // its number
+    uint64_t number() const { return now_.number; }       // among the calls begun; resume() sets it back
+    uint64_t begun() const { return own_.calls.load(); }  // how many calls; for any thread
     uint64_t history() const { return now_.history; }
     // Whether the call has only to be completed: whoever leaves it may complete it later.
     bool resumed() const { return now_.resumed; }

@@ -129,7 +129,7 @@ std::vector<int> PeerMemory::await_no_writers(const Waiter& waiter) {
     if (!exposed_ || fork_.is_child()) return writers;
     set_writing(false);  // else two ranks would wait for each other
     // Fail the group unless it has failed already, because the owner of the memory is leaving the operation.
-    fail_group(group_, Cause::PeerLost, rank_, log_.calls(), {"left ", name(log_.op())});
+    fail_group(group_, Cause::PeerLost, rank_, log_.number(), {"left ", name(log_.op())});
     for (int p = 0; p < n_; ++p) {
         const auto stopped = [&] {
             return p == rank_ || !group_.peers[p].writing.load() ||

@@ -88,7 +88,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
         const ForkMark fork;
     } const announcement(group_.peers[rank].waits_for, peer);
     // Who has joined counts its calls from 0 again, and may leave while others still join.
-    const uint64_t calls = log_.op() == Op::Join ? 0 : log_.calls();
+    const uint64_t calls = log_.op() == Op::Join ? 0 : log_.number();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
         if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
@@ -103,7 +103,7 @@ void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
             failures_.timed_out(value);
     } catch (const Interrupted&) {
         if (!log_.resumed() && !announcement.fork.is_child())
-            fail_group(group_, Cause::PeerLost, rank, log_.calls(), {"was interrupted in ", name(log_.op())});
+            fail_group(group_, Cause::PeerLost, rank, log_.number(), {"was interrupted in ", name(log_.op())});
         throw;
     }
 }
