@@ -296,10 +296,9 @@ class LocalJob:
             leave_terminal()
             watchdog.add(os.getpid())
 
-        segment_fd = self._segment.fd
         number = self.first + index
         session = SAME_SESSION if self._n > usable_cores() else OWN_SESSION
-        environment = self._environment(index, segment_fd, 0 if replaced is None else replaced.restart + 1)
+        environment = self._environment(index, 0 if replaced is None else replaced.restart + 1)
         place = nullcontext() if self._places is None else placed(self._places[index])
         with place, self._input.of(number) as stdin:
             process = subprocess.Popen(
@@ -310,7 +309,7 @@ class LocalJob:
                 bufsize=0,
                 env=environment,
                 pass_fds=(
-                    segment_fd,
+                    self._segment.fd,
                     self._failures,
                     *self._spans[index : index + 1],
                     *self._states[index : index + 1],
@@ -335,42 +334,39 @@ class LocalJob:
             self._listen(pipe.fileno(), self._read)
         return rank
 
-    def _environment(self, index: int, segment_fd: int, restart: int) -> dict[str, str]:
-        env = dict(os.environ)
-        env.update(
-            RANKWISE_SEGMENT_FD=str(segment_fd),
-            RANKWISE_FAILURES_FD=str(self._failures),
-            RANKWISE_LAUNCHER_PID=str(os.getpid()),
-            RANKWISE_SECRET=self._secret,
-            PYTHONUNBUFFERED="1",  # lines come out as they are written
-        )
-        for name in OF_SOME_JOBS:
-            env.pop(name, None)  # set by a launcher, or torchrun, around this one
-        env.update(rank_variables.of_tuning())
-        env.update(self._terminal.variables)
+    def _environment(self, index: int, restart: int) -> dict[str, str]:
         nodes = self.nodes
         master, node = (self._port.getsockname(), None) if nodes is None else (nodes.master, nodes.node)
         count = 1 if nodes is None else len(nodes.sizes)
         rank = self.first + index
-        env.update(rank_variables.of_rank(rank, self._world_size, index, self._n, master, node, count))
-        if self._spans:
-            env["RANKWISE_TRACE_FD"] = str(self._spans[index])
-        if self._states:
-            env["RANKWISE_STATE_FD"] = str(self._states[index])
-            env["RANKWISE_RESTART"] = str(restart)
-        if self._membership.fd is not None:
-            env["RANKWISE_MEMBERSHIP_FD"] = str(self._membership.fd)
-        if self._backend is not None:
-            env["RANKWISE_BACKEND"] = self._backend
-        if self._timeout is not None:
-            env["RANKWISE_TIMEOUT"] = repr(self._timeout)
-        # OpenMP, MKL and OpenBLAS all respect it unless a more specific variable is set.
         cores, users = usable_cores(), self._n
         if self._places is not None:
             place = self._places[index]
             cores, users = len(place), self._places.count(place)
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // users)))
-        return env
+        variables: dict[str, object] = {
+            # OpenMP, MKL and OpenBLAS all respect it unless a more specific variable is set.
+            "OMP_NUM_THREADS": max(1, cores // users),
+            **os.environ,
+            **dict.fromkeys(OF_SOME_JOBS),  # set by a launcher, or torchrun, around this one
+            "RANKWISE_SEGMENT_FD": self._segment.fd,
+            "RANKWISE_FAILURES_FD": self._failures,
+            "RANKWISE_LAUNCHER_PID": os.getpid(),
+            "RANKWISE_SECRET": self._secret,
+            "RANKWISE_MEMBERSHIP_FD": self._membership.fd,
+            "PYTHONUNBUFFERED": 1,  # lines come out as they are written
+            **rank_variables.of_tuning(),
+            **self._terminal.variables,
+            **rank_variables.of_rank(rank, self._world_size, index, self._n, master, node, count),
+        }
+        if self._spans:
+            variables["RANKWISE_TRACE_FD"] = self._spans[index]
+        if self._states:
+            variables.update(RANKWISE_STATE_FD=self._states[index], RANKWISE_RESTART=restart)
+        if self._backend is not None:
+            variables["RANKWISE_BACKEND"] = self._backend
+        if self._timeout is not None:
+            variables["RANKWISE_TIMEOUT"] = self._timeout
+        return {name: str(value) for name, value in variables.items() if value is not None}
 
     def listen(self, fd: int, ready: Callable[[int], object]) -> None:
         """From now on, `step` calls `ready(fd)` whenever the descriptor is readable."""
