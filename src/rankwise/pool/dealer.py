@@ -325,7 +325,6 @@ class Dealer:
             with self.changed:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
-                self.changed.notify_all()
                 others = bool(self._waiting or self._ended)
             if others:
                 self.ranks.wake()
@@ -394,16 +393,15 @@ class Dealer:
             self._idle.add(rank)
             self.changed.notify_all()
 
-    def give_all(self, parts: Sequence[Part], number: int) -> list[int]:
-        """Give each rank, all of which are idle, its part of a call. Returns the ranks that were not lost just now."""
+    def give_all(self, part: Part, number: int) -> list[int]:
+        """Give a call to all ranks, which are idle. Returns those that were not lost just now."""
         with self.changed:
-            for rank, part in enumerate(parts):
-                if rank in self._dealt:
-                    self._dealt[rank][number] = part
+            for dealt in self._dealt.values():
+                dealt[number] = part
             self._idle.clear()
             given = list(self._dealt)
         for rank in {*range(self.ranks.n)}.difference(given):
-            parts[rank].fail(rank, self._losses[rank])
+            part.fail(rank, self._losses[rank])
         return given
 
     def answered(
@@ -476,10 +474,9 @@ class Dealer:
     # ---- within ----
 
     def _check(self) -> None:
-        if isinstance(self._ended, ClosedError):
-            raise ClosedError(f"{self._ended}; make a new one")
         if self._ended is not None:
-            raise self._ended
+            closed = isinstance(self._ended, ClosedError)
+            raise ClosedError(f"{self._ended}; make a new one") if closed else self._ended
 
     def _all_done(self) -> bool:
         return not self._waiting and self.quiet()

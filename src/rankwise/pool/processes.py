@@ -89,7 +89,7 @@ class _Connection:
 
 
 class _Call(Part):
-    """A rank's part of a call on all ranks. left: the ranks that have not answered yet. changed: says that it has."""
+    """A call on all ranks. left: those that have not answered yet. changed: says that one has."""
 
     def __init__(self, left: set[int], outcomes: list[Outcome], changed: threading.Condition) -> None:
         self._left, self._outcomes, self._changed = left, outcomes, changed
@@ -295,8 +295,7 @@ class Processes(PickledRanks):
         number, end = next(self.dealer.numbers), math.inf
         with _Interrupt(lambda signum: self.interrupt(left, signum)) as interrupt, self._receiver() as receives:
             try:
-                parts = [_Call(left, outcomes, self.dealer.changed) for _ in range(self.n)]
-                for rank in self.dealer.give_all(parts, number):
+                for rank in self.dealer.give_all(_Call(left, outcomes, self.dealer.changed), number):
                     self._send(rank, kind, number, call)
                     self.sent(rank)
                 if interrupt.count:
