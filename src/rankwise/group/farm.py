@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, starmap
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from rankwise.contract.errors import PeerLostError, RankwiseError, UnsupportedError, traceback_text
 from rankwise.contract.message import ANY
@@ -46,12 +46,8 @@ class TaskError(RankwiseError):
         self.task, self.rank = task, rank
 
 
-class _Outcome(NamedTuple):
-    """What became of a task: its result, or what went wrong, in words, and the rank."""
-
-    value: Any
-    error: str | None = None
-    rank: int = 0
+_Outcome: TypeAlias = "tuple[Any, str | None, int]"
+"""What became of a task: its result, or else what went wrong, in words, and the rank."""
 
 
 class _Team(ObjectCollectives, Sharing, PointToPoint, Messages):
@@ -92,7 +88,6 @@ class _Farm:
         self._dealing_only = False  # dst takes no task in this round
         self._tasks: list[tuple[int, Any]] = []  # of the present round: their numbers, and their blocks
         self._helping = 0  # how many of the other ranks still take tasks
-        self._dropped = False  # dst wants no more outcomes
         self._limit = team.comm.timeout
         self._wait_for_tasks()
 
@@ -108,7 +103,7 @@ class _Farm:
         """On dst: work, and yield the outcomes in order; but first one of no task, so that it can always be closed."""
         shown = 0
         try:
-            yield _Outcome(None)
+            yield None, None, self._dst
             more = True
             while more:
                 more = self._unless_lost(self._collect_once)
@@ -116,7 +111,7 @@ class _Farm:
                     yield self._outcomes[shown]
                     shown += 1
         except GeneratorExit:
-            self._dropped = True
+            self._parts = []  # no further round
             if self._words is not None:
                 self._words.add(_NEXT, len(self._tasks))  # the others find no more
             while self._unless_lost(self._collect_once):
@@ -130,7 +125,7 @@ class _Farm:
         self._begin([])
         if self._words is None:
             return False
-        sending = [self._send((number, *self._outcomes[number])) for number in self._rest()]
+        sending = [self._send((number, self._outcomes[number])) for number in self._rest()]
         sending.append(self._send(None))
         for work in sending:
             work.wait()
@@ -139,11 +134,11 @@ class _Farm:
     def _collect_once(self) -> bool:
         """One step: the beginning or the end of a round, the outcome of another rank, or a task. False: all is done."""
         if self._words is None:
-            self._begin([] if self._dropped else self._next_round())
+            self._begin(self._next_round())
             return self._words is not None
         if self._helping and self._team.probe(ANY, _OUTCOME) is not None:
             self._receive()
-        elif not (self._dropped or self._dealing_only) and next(self._rest(), None) is not None:
+        elif not self._dealing_only and next(self._rest(), None) is not None:
             pass
         elif self._helping:
             self._receive()
@@ -156,7 +151,7 @@ class _Farm:
         for number, ends in self._ended.items():
             if len(ends) > 1 or self._team.world_size == 1:
                 ranks = ", ".join(f"rank {rank} {how}" for rank, how in ends)
-                given_up = _Outcome(None, f"ended the process of each rank that did it: {ranks}", ends[-1][0])
+                given_up = (None, f"ended the process of each rank that did it: {ranks}", ends[-1][0])
                 self._outcomes.setdefault(number, given_up)
         left = [number for number in range(len(self._parts)) if number not in self._outcomes]
         harmless = [number for number in left if number not in self._ended]
@@ -188,12 +183,12 @@ class _Farm:
             try:
                 value = self._fn(self._codec.read(block, self._dst))
                 self._codec.encode(value)  # raises if it cannot be sent
-                self._outcomes[number] = _Outcome(value)
+                self._outcomes[number] = (value, None, self._rank)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
                 text = f"raised an error on rank {self._rank}:\n{traceback_text(error, error.__traceback__)}"
-                self._outcomes[number] = _Outcome(None, text, self._rank)
+                self._outcomes[number] = (None, text, self._rank)
             yield number
 
     def _send(self, message: tuple[Any, ...] | None) -> Work[None]:
@@ -205,8 +200,8 @@ class _Farm:
         if message is None:
             self._helping -= 1
         else:
-            number, *outcome = message
-            self._outcomes[number] = _Outcome(*outcome)
+            number, outcome = message
+            self._outcomes[number] = outcome
 
     def _unless_lost(self, step: Callable[[], bool]) -> bool:
         """Take a step; if a rank is lost, go on without it, and return True."""
@@ -241,9 +236,9 @@ class _Farm:
         self._unless_lost(self._gather_outcomes)
 
     def _gather_outcomes(self) -> bool:
-        own = {} if self._rank == self._dst else {number: tuple(each) for number, each in self._outcomes.items()}
+        own = {} if self._rank == self._dst else self._outcomes
         for outcomes in self._team.gather_object(own, self._root, allow_pickle=self._codec.trusted) or ():
-            self._outcomes.update((number, _Outcome(*each)) for number, each in outcomes.items())
+            self._outcomes.update(outcomes)
         return True
 
     def _note_lost(self, lost: Iterable[int]) -> None:
@@ -347,6 +342,7 @@ class Farming(GroupBase):
 
 def _result(task: int, outcome: _Outcome) -> Any:
     """The task's result; TaskError if it raised an error."""
-    if outcome.error is None:
-        return outcome.value
-    raise TaskError(f"task {task} {outcome.error}", task, outcome.rank)
+    value, error, rank = outcome
+    if error is None:
+        return value
+    raise TaskError(f"task {task} {error}", task, rank)
