@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from rankwise._native import end_with, version
@@ -76,7 +75,7 @@ class Server:
             kind = kind.upper()
         failure, pid = self._latest_failure(), os.getpid()
         try:
-            result = self._interruptibly(self._meet if kind == wire.MEET else partial(_call, parts))
+            result = self._interruptibly(self._meet if kind == wire.MEET else lambda: call_of(parts)())
             if os.getpid() != pid:
                 sys.exit()
             reply = _parts_of_result(result)
@@ -106,17 +105,13 @@ def _readable(connection: socket.socket) -> bool:
     return bool(select.select([connection], [], [], 0)[0])
 
 
-def _call(parts: wire.Parts) -> Any:
-    return call_of(parts)()
-
-
 def _parts_of_result(result: Any) -> list[Any]:
     try:
         return wire.packed(result)
     except BaseException:  # noqa: BLE001 - whatever its classes raise
         pass  # cloudpickle may know how
     try:
-        return wire.packed(result, pickler(_call))
+        return wire.packed(result, pickler(_parts_of_result))
     except BaseException as error:
         raise cannot_travel(result, error) from error
 

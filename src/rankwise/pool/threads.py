@@ -54,14 +54,13 @@ class Threads(Ranks):
         return lambda columns: partial(each_of, fn, *columns)
 
     def send_task(self, rank: int, task: Task) -> None:
-        self._ranks.call(rank, task.call, lambda ending: self.dealer.answered([(task.number, _outcome(ending), False)]))
+        self._ranks.call(
+            rank, task.call, lambda ending: self.dealer.answered([(task.number, _outcome(ending, ending.value), False)])
+        )
 
     def call(self, call: Call) -> list[Outcome]:
-        outcomes = []
-        for ending in self._ranks.call_all(lambda rank: _made(call)):
-            value, group_failed = ending.value or (None, False)
-            outcomes.append(_outcome(Ending(ending.rank, value, ending.error), group_failed=group_failed))
-        return outcomes
+        endings = self._ranks.call_all(lambda rank: _made(call))
+        return [_outcome(ending, *(ending.value or (None, False))) for ending in endings]
 
     def meet(self, call: Call | None) -> list[Outcome]:
         self._ranks.renew()
@@ -75,7 +74,7 @@ class Threads(Ranks):
             self._join(new[rank])
 
         try:
-            return [_outcome(ending) for ending in self._ranks.call_all(join)]
+            return [_outcome(ending, None) for ending in self._ranks.call_all(join)]
         except BaseException:
             for rank in set(range(self.n)) - begun:
                 segment.mark_exited(rank, 1, os.getpid())  # so that the others do not wait for it
@@ -123,6 +122,6 @@ def _made(call: Call) -> tuple[Any, bool]:
         raise
 
 
-def _outcome(ending: Ending[Any], *, group_failed: bool = False) -> Outcome:
+def _outcome(ending: Ending[Any], value: Any, group_failed: bool = False) -> Outcome:
     error = None if ending.error is None else ending.exception()
-    return Outcome(ending.rank, lambda: ending.value, error, group_failed=group_failed)
+    return Outcome(ending.rank, lambda: value, error, group_failed=group_failed)
