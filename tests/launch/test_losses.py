@@ -157,6 +157,29 @@ def test_fewer_ranks_than_needed_end_the_job(tmp_path: Path) -> None:
     ]
 
 
+def test_the_loss_that_ended_the_job_is_blamed_though_others_follow(tmp_path: Path) -> None:
+    (tmp_path / "last.py").write_text(
+        """
+pid = ""
+while not pid.endswith(";"):
+    time.sleep(0.01)
+    pid = open(sys.argv[2] + "/pid").read() if os.path.exists(sys.argv[2] + "/pid") else ""
+while open(f"/proc/{pid[:-1]}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+time.sleep(0.5)  # until the launcher knows of its end
+kill()
+"""
+    )
+    deeds = (
+        "{0: lambda: time.sleep(60), 1: kill,"
+        " 2: lambda: (wait_for('go on'), open(sys.argv[2] + '/pid', 'w').write(f'{os.getpid()};'), sys.exit(5)),"
+        " 3: lambda: exec(open(sys.argv[2] + '/last.py').read(), globals())}"
+    )
+    done = run(tmp_path, "-n", "4", "--min-ranks", "3", deeds=deeds, grace=30)
+    assert done.returncode == 5
+    assert notes(done)[-1].startswith("rankwise: rank 2 exited with status 5, which leaves fewer than 3 ranks")
+
+
 def test_a_job_that_lost_all_ranks_failed(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "--keep-going", deeds="{0: fail, 1: fail}")
     assert done.returncode == 1

@@ -167,13 +167,8 @@ class LocalJob:
 
     @property
     def culprit(self) -> RankProcess | None:
-        """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons.
-
-        If the job went on after losses: the last that failed for its own reasons.
-        """
+        """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons."""
         causes = [rank for rank in self.failures if not rank.is_survivor] or self.failures
-        if self.failures and len(self.losses.without) > 1:  # the job went on after the first
-            return causes[-1]
         lost = [rank for rank in causes if rank.index == self._lost]
         return next(iter(lost or causes), None)
 
@@ -461,7 +456,7 @@ class LocalJob:
             self.failures.append(rank)
         elif (action := self.losses.add(rank)) == END:
             self.survivors = self.running()
-            self.failures += self.losses.without
+            self.failures.append(rank)
             self._end(signal.SIGTERM, OWN_ERRORS * self._grace)
         else:
             self._go_on(rank, action)
