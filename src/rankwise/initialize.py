@@ -124,7 +124,7 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
 
 def _follow_launcher() -> None:
     """From now on, the launcher learns of an uncaught exception, and no timeout runs while a rank is in a debugger."""
-    failure_report.reporter()
+    failure_report.report_at_exit()
     place = debugger_place()
     if place is not None:
         _native.read_debugged_from(place[1])

@@ -58,7 +58,7 @@ import os, sys, time
 from pathlib import Path
 import rankwise as rw
 from rankwise.system import failure_report
-failure_report.reporter()  # as in rw.init
+failure_report.report_at_exit()  # as in rw.init
 if os.environ["RANKWISE_RANK"] == "1":
     while not Path("pid").exists() or "Z" not in Path(f"/proc/{Path('pid').read_text()}/stat").read_text():
         time.sleep(0.01)

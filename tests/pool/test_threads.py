@@ -122,6 +122,16 @@ def test_a_failure_that_a_function_hides_is_not_left_to_the_next_call(pool: rw.P
     assert pool.run(total) == [3] * RANKS
 
 
+def test_a_message_that_does_not_come_leaves_the_group_to_the_next_call(pool: rw.Pool) -> None:
+    def waits() -> None:
+        rw.local.group = rw.init()
+        with pytest.raises(rw.CollectiveTimeout):
+            rw.local.group.recv_any(timeout=0.01)
+
+    pool.run(waits)
+    assert pool.run(lambda: rw.local.group is rw.init()) == [True] * RANKS
+
+
 def test_errors_of_tasks(pool: rw.Pool) -> None:
     error = OwnError("text")
 

@@ -17,7 +17,7 @@ from rankwise.system.settings import FAILURES_MEMFD
 
 LAST = 1023  # the last rank that one host can have
 
-BEGIN = "import os, sys\nfrom rankwise.system import failure_report\nfailure_report.reporter()\n"
+BEGIN = "import os, sys\nfrom rankwise.system import failure_report\nfailure_report.report_at_exit()\n"
 LOSS = "from rankwise.contract.errors import PeerLostError\nlost = PeerLostError('rank 1 was lost', rank=1)\n"
 
 

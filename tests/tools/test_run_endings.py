@@ -180,7 +180,7 @@ gone = Path(sys.argv[1])
 if os.environ["RANKWISE_RANK"] == "0":
     from rankwise import PeerLostError
     from rankwise.system import failure_report
-    failure_report.reporter()  # as in rankwise.init
+    failure_report.report_at_exit()  # as in rankwise.init
     gone.write_text(str(os.getpid()))
     raise PeerLostError("rank 1 closed its socket", rank=1, how="ended")
 while not gone.exists() or "Z" not in Path(f"/proc/{gone.read_text() or os.getpid()}/stat").read_text():

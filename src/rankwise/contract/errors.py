@@ -22,7 +22,6 @@ from rankwise.contract.public import public
 
 TYPE_CHECKING = False  # the launcher, which imports this file, needs no dataclasses unless something fails
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
@@ -326,18 +325,14 @@ def error_of(failure: Failure) -> RankwiseError:
     return RankwiseError(failure.message)
 
 
-report_failure: Callable[[Failure], object] | None = None
-"""Called with each failure of a group. system/failure_report.py sets it if a launcher reads this process's reports."""
-
-latest_failure: object = None
-"""Another object after each failure that an error in this process was made of."""
+latest_failure: Failure | None = None
+"""The last failure of a group in this process, another object each time. That of a message alone does not count."""
 
 
 def _note(error: PeerLostError | MismatchError | CollectiveTimeout) -> None:
     global latest_failure
-    latest_failure = object()
-    if report_failure is not None:
-        report_failure(error.failure)
+    if error._kind == LOST or error.sequence > 0:
+        latest_failure = error.failure
 
 
 def as_exception(rank: int, error: BaseException) -> Exception:

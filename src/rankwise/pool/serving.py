@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from rankwise._native import end_with, version
+from rankwise.contract import errors
 from rankwise.contract.errors import RankwiseError
 from rankwise.group import default_group
 from rankwise.initialize import init
 from rankwise.launch.spawn_worker import cannot_travel, error_report, pickler
 from rankwise.pool import wire
 from rankwise.pool.pickled import call_of
-from rankwise.system import failure_report
 from rankwise.system.settings import Settings
 
 Reply = tuple[bytes, list[Any]]
@@ -34,7 +34,6 @@ class Server:
         self._receiving = False
         self._calling = False
         self._interrupted = False
-        self._reporter = failure_report.reporter()
 
     @contextmanager
     def interruptible(self, connection: socket.socket) -> Iterator[None]:
@@ -73,7 +72,7 @@ class Server:
             *parts, path = parts
             sys.path[:] = pickle.loads(path)
             kind = kind.upper()
-        failure, pid = self._latest_failure(), os.getpid()
+        failure, pid = errors.latest_failure, os.getpid()
         try:
             result = self._interruptibly(self._meet if kind == wire.MEET else lambda: call_of(parts)())
             if os.getpid() != pid:
@@ -85,11 +84,8 @@ class Server:
             if kind == wire.CALL:
                 _abort(f"it raised {type(error).__name__}")
             return wire.ERROR, [error_report(error, __file__)]
-        well = kind == wire.MEET or self._latest_failure() is failure
+        well = kind == wire.MEET or errors.latest_failure is failure
         return wire.RESULT if well else wire.FAILED_GROUP, reply
-
-    def _latest_failure(self) -> object:
-        return self._reporter and self._reporter.latest
 
     def _interruptibly(self, call: Callable[[], Any]) -> Any:
         self._calling = True

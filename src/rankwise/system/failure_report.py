@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rankwise.contract import errors
 from rankwise.contract.failure import AtRank, Failure, failure_behind
-from rankwise.contract.failure_kinds import ERROR, LOST
+from rankwise.contract.failure_kinds import ERROR
 from rankwise.system.settings import failures_place
 
 ROOM = 1 << 20  # bytes of a rank's report
@@ -67,37 +67,24 @@ def forget(fd: int, rank: int) -> None:
 
 
 @lru_cache(1)
-def reporter() -> Reporter | None:
-    """This process's reporter, which is made by the first call; None if no launcher reads it."""
+def report_at_exit() -> None:
+    """From the first call on: if a launcher reads it, this process writes its report when its interpreter exits."""
     place = failures_place()
-    return None if place is None else Reporter(*place)
+    if place is not None:
+        atexit.register(_report, *place, os.getpid())
 
 
-class Reporter:
-    """Writes the report of this process when its interpreter exits."""
-
-    def __init__(self, fd: int, rank: int) -> None:
-        self.latest: Failure | None = None
-        self._fd, self._rank, self._pid = fd, rank, os.getpid()
-        errors.report_failure = self.note
-        atexit.register(self._write)
-
-    def note(self, failure: Failure) -> None:
-        """A group of this process has failed. The failure of a message alone is not noted."""
-        if failure.kind == LOST or failure.sequence > 0:
-            self.latest = failure
-
-    def _write(self) -> None:
-        if os.getpid() != self._pid:  # a fork, which is not the rank
-            return
-        error: BaseException | None = getattr(sys, "last_value", None)  # which Python sets, whatever the excepthook
-        uncaught = failure_behind(error) or (None if error is None else _own_error(error, self._rank))
-        line = _line(failures := [uncaught, self.latest])
-        if len(line) > ROOM:
-            line = _line(
-                [failure and replace(failure, message=failure.message[:LONGEST], ranks={}) for failure in failures]
-            )
-        os.pwrite(self._fd, line, self._rank * ROOM)
+def _report(fd: int, rank: int, pid: int) -> None:
+    if os.getpid() != pid:  # a fork, which is not the rank
+        return
+    error: BaseException | None = getattr(sys, "last_value", None)  # which Python sets, whatever the excepthook
+    uncaught = failure_behind(error) or (None if error is None else _own_error(error, rank))
+    line = _line(failures := [uncaught, errors.latest_failure])
+    if len(line) > ROOM:
+        line = _line(
+            [failure and replace(failure, message=failure.message[:LONGEST], ranks={}) for failure in failures]
+        )
+    os.pwrite(fd, line, rank * ROOM)
 
 
 def _line(failures: Iterable[Failure | None]) -> bytes:
