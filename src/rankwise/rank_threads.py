@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -33,9 +33,6 @@ T = TypeVar("T")
 GRACE = 1.0  # seconds that calls get to end on their own, and again after they have been interrupted
 SLICE = 0.5  # longest single wait in seconds: Ctrl-C just before a wait does not end it
 SHORT = 0.2  # seconds for threads to end if not all have ended their calls
-
-_warning = threading.Lock()
-_warned = False
 
 
 @dataclass
@@ -324,16 +321,20 @@ def run_on_threads(fn: Callable[[Group], T], places: Sequence[Place], limit: flo
     return endings
 
 
-def warn_of_gil(stacklevel: int) -> None:
-    """Say once per process that Python code of threads does not run in parallel, if that is so."""
-    global _warned
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
-        with _warning:
-            first, _warned = not _warned, True
-        if first:
-            warnings.warn(
-                "threads=True: this Python has a global interpreter lock, so only one rank runs Python "
-                "code at a time; use a free-threaded Python (python3.13t or later), or processes (threads=False)",
-                UserWarning,
-                stacklevel=stacklevel + 1,
-            )
+def warn_of_gil(n: int) -> None:
+    """Say once per process that Python code of n threads does not run in parallel, if that is so.
+
+    For a function that a public one calls: the warning names the line that called that one.
+    """
+    if n > 1 and getattr(sys, "_is_gil_enabled", lambda: True)():
+        _warn_of_gil()
+
+
+@lru_cache(1)  # once
+def _warn_of_gil() -> None:
+    warnings.warn(
+        "threads=True: this Python has a global interpreter lock, so only one rank runs Python code at a time; use a "
+        "free-threaded Python (python3.13t or later), or processes (threads=False)",
+        UserWarning,
+        stacklevel=5,
+    )

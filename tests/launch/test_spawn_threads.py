@@ -230,7 +230,7 @@ def test_bad_timeout() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_python_with_a_global_lock_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_threads, "_warned", False)
+    rank_threads._warn_of_gil.cache_clear()
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     rw.spawn(abs, 2, -1, threads=True)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)

@@ -85,6 +85,8 @@ def spawn(
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function")
     check_ranks(n)
+    if timeout is not None:
+        timeout = check_timeout(timeout)
     if threads:
         return _on_threads(partial(fn, *args, **kwargs), n, timeout)
     dumps = pickler(fn)
@@ -115,10 +117,7 @@ def spawn(
 def _on_threads(fn: Callable[[], T], n: int, timeout: float | None) -> list[T]:
     from rankwise import rank_threads  # loads NumPy, which the launcher needs for nothing else
 
-    if timeout is not None:
-        timeout = check_timeout(timeout)
-    if n > 1:
-        rank_threads.warn_of_gil(stacklevel=3)
+    rank_threads.warn_of_gil(n)
     places = rank_threads.places(n, timeout)
     endings = rank_threads.run_on_threads(lambda group: fn(), places)
     errors = [ending.exception() for ending in endings if ending.error is not None]

@@ -238,8 +238,7 @@ def _threads(n: int, timeout: float | None) -> Threads:
     from rankwise.pool.threads import Threads  # few programs need it
     from rankwise.rank_threads import warn_of_gil
 
-    if n > 1:
-        warn_of_gil(stacklevel=3)
+    warn_of_gil(n)
     return Threads(n, timeout)
 
 
