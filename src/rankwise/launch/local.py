@@ -20,11 +20,10 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 
 from rankwise._native import Segment, usable_cores
-from rankwise.contract.timeouts import check_timeout
 from rankwise.launch import rank_variables
 from rankwise.launch.ending import Ending
 from rankwise.launch.last_calls import difference
-from rankwise.launch.limits import check_ranks, too_few_files
+from rankwise.launch.limits import too_few_files
 from rankwise.launch.losses import END, GO_ON, Losses
 from rankwise.launch.output import OutputMultiplexer, OutputStream
 from rankwise.launch.rank_process import (
@@ -73,9 +72,9 @@ class LocalJob:
     Otherwise a rank is registered a moment later, and the command itself must end if this process is killed in that
     moment.
 
-    Raises ValueError for n below 1 or above MOST_RANKS, a timeout that is 0, negative or endless, or an invalid
-    variable of the environment; MemoryError when there is no room for the shared memory; OSError when a process cannot
-    be started, or this one may not open the files that so many ranks take.
+    The caller has checked n and timeout. Raises ValueError for an invalid variable of the environment; MemoryError when
+    there is no room for the shared memory; OSError when a process cannot be started, or this one may not open the files
+    that so many ranks take.
     """
 
     def __init__(
@@ -95,9 +94,6 @@ class LocalJob:
         nodes: Nodes | None = None,
         fork: bool = False,
     ) -> None:
-        check_ranks(n)
-        if timeout is not None:
-            timeout = check_timeout(timeout)
         self.ranks: list[RankProcess] = []
         """Each rank's process, or its last one if it was replaced."""
         self.losses = Losses(n) if losses is None else losses

@@ -22,15 +22,13 @@ class Losses:
     the other ranks go on when a rank is lost for good. min_ranks: how many ranks must then be left;
     without keep_going all of them. stay: whether a rank that exits with 0 is lost too, as in a pool.
 
-    Raises ValueError for a negative `restarts`, and for a `min_ranks` that is not between 1 and n.
+    Raises ValueError for a `min_ranks` above n.
     """
 
     stay = False
 
     def __init__(self, n: int, *, restarts: int = 0, keep_going: bool = False, min_ranks: int = 1) -> None:
-        if restarts < 0:
-            raise ValueError(f"restarts={restarts}: expected how often a rank may be started again, at least 0")
-        if not 1 <= min_ranks <= n:
+        if min_ranks > n:
             raise ValueError(f"min_ranks={min_ranks}: expected 1 to {n}, the number of ranks")
         self.restarts = restarts
         self.keep_going = keep_going
