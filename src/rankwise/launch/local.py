@@ -116,9 +116,8 @@ class LocalJob:
         self._world_size = n if nodes is None else nodes.world_size
         self._fork = fork
         self._started: list[RankProcess] = []  # every process, those that were replaced too
-        self._spans: list[int] = []  # for each rank the memfd that holds its spans
-        self._states: list[int] = []  # for each rank that may be replaced the memfd for rankwise.elastic
-        self._failures = -1  # the memory in which ranks report why they failed
+        self._memories: list[dict[str, int]] = []  # each rank's own memfds, by the variable that tells it
+        self._failures = os.memfd_create(FAILURES_MEMFD)  # in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
         self._news = select.epoll()  # of the selector, which takes longer to ask
@@ -244,7 +243,8 @@ class LocalJob:
 
     def spans(self) -> list[bytes]:
         """Each rank's spans of rankwise.trace, while the job is open; complete once the rank has ended."""
-        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self._spans] or [b""] * len(self.ranks)
+        fds = [own["RANKWISE_TRACE_FD"] for own in self._memories if self._keep_spans]
+        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds] or [b""] * len(self.ranks)
 
     def kill(self) -> None:
         """Kill every rank and all processes they started. May be called from a signal handler."""
@@ -265,11 +265,9 @@ class LocalJob:
         self._listen(self._wake_reader, lambda fd: os.read(fd, 4096))
         for fd in () if self.nodes is None else self.nodes.fds():
             self._selector.register(fd, selectors.EVENT_READ, self._heard)
-        if self._keep_spans:
-            self._spans = [os.memfd_create(SPANS_MEMFD) for _ in range(self._n)]
-        if self.losses.restarts:
-            self._states = [os.memfd_create(STATE_MEMFD) for _ in range(self._n)]
-        self._failures = os.memfd_create(FAILURES_MEMFD)
+        own = [("RANKWISE_TRACE_FD", SPANS_MEMFD)] * self._keep_spans
+        own += [("RANKWISE_STATE_FD", STATE_MEMFD)] * bool(self.losses.restarts)  # for rankwise.elastic
+        self._memories = [{variable: os.memfd_create(name) for variable, name in own} for _ in range(self._n)]
         if self.losses.may_go_on:
             self._membership = Membership.create(self._world_size)
         for index in range(self._n):
@@ -302,8 +300,7 @@ class LocalJob:
                 pass_fds=(
                     self._segment.fd,
                     self._failures,
-                    *self._spans[index : index + 1],
-                    *self._states[index : index + 1],
+                    *self._memories[index].values(),
                     *(() if self._membership.fd is None else (self._membership.fd,)),
                     *self._terminal.fds,
                     *self._pass_fds,
@@ -344,15 +341,13 @@ class LocalJob:
             "RANKWISE_LAUNCHER_PID": os.getpid(),
             "RANKWISE_SECRET": self._secret,
             "RANKWISE_MEMBERSHIP_FD": self._membership.fd,
+            **self._memories[index],
+            "RANKWISE_RESTART": restart if self.losses.restarts else None,
             "PYTHONUNBUFFERED": 1,  # lines come out as they are written
             **rank_variables.of_tuning(),
             **self._terminal.variables,
             **rank_variables.of_rank(rank, self._world_size, index, self._n, master, node, count),
         }
-        if self._spans:
-            variables["RANKWISE_TRACE_FD"] = self._spans[index]
-        if self._states:
-            variables.update(RANKWISE_STATE_FD=self._states[index], RANKWISE_RESTART=restart)
         if self._backend is not None:
             variables["RANKWISE_BACKEND"] = self._backend
         if self._timeout is not None:
@@ -571,10 +566,9 @@ class LocalJob:
             self._membership.close()
             self._terminal.close()
             self._input.close()
-            for fd in (*self._spans, *self._states, *([self._failures] if self._failures >= 0 else [])):
+            for fd in (self._failures, *(fd for own in self._memories for fd in own.values())):
                 os.close(fd)
-            self._spans.clear()
-            self._states.clear()
+            self._memories.clear()
             for each in (self._news, self._selector, self._port):
                 each.close()
             os.close(self._wake_reader)
