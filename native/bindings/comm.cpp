@@ -71,7 +71,8 @@ template <class... A> auto blocking(void (Comm::*operation)(A...)) {
     };
 }
 template <class T, class Given> decltype(auto) converted(const Given& given, const CallOptions& options) {
-    if constexpr (std::is_same_v<T, CallOptions>) return CallOptions{given.get(), options.lock, options.started};
+    if constexpr (std::is_same_v<T, CallOptions>)
+        return CallOptions{given.get(), options.program_lock, options.started};
     else return From<T>::convert(given);
 }
 template <class... A> auto started(void (Comm::*operation)(A...)) {
@@ -174,8 +175,8 @@ void bind_comm(nb::module_& m) {
         .def("algorithms", &algorithms_of, nb::arg("operation"), nb::arg("bytes"))
         .def_prop_ro("thresholds", &thresholds_of)
         .def("split", &Comm::split, nb::arg("color"), nb::arg("key"), Release())
-        .def("make_part", &Comm::make_part, nb::arg("ranks"))
-        .def("take_part", &Comm::take_part, nb::arg("part"))
+        .def("make_subgroup", &Comm::make_subgroup, nb::arg("ranks"))
+        .def("join_subgroup", &Comm::join_subgroup, nb::arg("subgroup"))
         .def("failed", &Comm::failed, Release())
         .def("agree", &Comm::agree, nb::arg("flag"), Release())
         .def("shrink", &Comm::shrink, nb::arg("exclude"), Release())

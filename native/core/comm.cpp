@@ -256,12 +256,12 @@ std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optiona
     return std::make_shared<SharedBlock>(buffers_, Member{members_[size_t(rank())], process_}, bytes, ticket, filled);
 }
 
-uint64_t Comm::make_part(const std::vector<int>& ranks) {
+uint64_t Comm::make_subgroup(const std::vector<int>& ranks) {
     const OpenLease lease(*this);
-    return create_part(ranks);
+    return create_subgroup(ranks);
 }
 
-uint64_t Comm::create_part(const std::vector<int>& ranks) {
+uint64_t Comm::create_subgroup(const std::vector<int>& ranks) {
     std::vector<Member> members;
     for (int r : ranks) {
         check_root(r, "ranks");
@@ -270,26 +270,26 @@ uint64_t Comm::create_part(const std::vector<int>& ranks) {
     return create_group_segment(*segment_, members);
 }
 
-std::shared_ptr<Comm> Comm::take_part(uint64_t part) {
+std::shared_ptr<Comm> Comm::join_subgroup(uint64_t subgroup) {
     const OpenLease lease(*this);
-    return join_part(part);
+    return enter_subgroup(subgroup);
 }
 
-std::shared_ptr<Comm> Comm::join_part(uint64_t part) {
-    GroupSegment* const group = find_group(*segment_, part);
+std::shared_ptr<Comm> Comm::enter_subgroup(uint64_t subgroup) {
+    GroupSegment* const group = find_group(*segment_, subgroup);
     const int32_t* members = group ? group->member() : nullptr;
     const int n = group ? group->nranks : 0;
     const int index = int(std::find(members, members + n, members_[size_t(rank())]) - members);
     if (index == n)
-        throw BadArgument("part: " + std::to_string(part) + " given, expected a group that contains this rank");
+        throw BadArgument("subgroup: " + std::to_string(subgroup) + " given, expected a group that contains this rank");
     Conditions conditions = transport_.conditions();
     conditions.ranks = n;
     if (n == 1) conditions.single_copy = false, conditions.forced = {};
     std::shared_ptr<Comm> comm;
     try {
-        comm = std::make_shared<Comm>(buffers_, part, index, timeout(), settings_);
+        comm = std::make_shared<Comm>(buffers_, subgroup, index, timeout(), settings_);
     } catch (const std::exception&) {
-        leave_unjoined(*group, part, index);
+        leave_unjoined(*group, subgroup, index);
         throw;
     }
     comm->transport_.set_conditions(conditions);
@@ -297,21 +297,21 @@ std::shared_ptr<Comm> Comm::join_part(uint64_t part) {
 }
 
 // This rank has no memory for its end of a new group, whose other ranks need not wait for it.
-void Comm::leave_unjoined(GroupSegment& group, uint64_t part, int index) {
+void Comm::leave_unjoined(GroupSegment& group, uint64_t subgroup, int index) {
     fail_group(group, Cause::PeerLost, index, 0, "had no memory for its end of the group");
     group.peers[index].left = 1;
-    GroupMemory memory(segment_, part, index);
+    GroupMemory memory(segment_, subgroup, index);
     const GroupMemory::Use last = memory.lease();  // whose end releases the memory
     memory.close();
 }
 
 std::shared_ptr<Comm> Comm::split(int64_t color, int64_t key) {
     std::string trouble;
-    std::shared_ptr<Comm> part;
+    std::shared_ptr<Comm> subgroup;
     const CallGuard call(*this, make_call(Op::Split));
-    call.run([&] { part = split_off(color, key, trouble); });
+    call.run([&] { subgroup = split_off(color, key, trouble); });
     if (!trouble.empty()) throw OutOfMemory("split: " + trouble);
-    return part;
+    return subgroup;
 }
 
 // The steps of a split. Returns null if this rank takes no part, or there was no room for its group; trouble: why not.
@@ -334,8 +334,8 @@ std::shared_ptr<Comm> Comm::split_off(int64_t color, int64_t key, std::string& t
     uint64_t created = 0;  // the offset of the new group's segment, on its first rank
     if (color >= 0 && ranks[0] == rank()) {
         try {
-            created = create_part(ranks);
-            group_.peers[rank()].part = segment_->at<GroupSegment>(created)->number;
+            created = create_subgroup(ranks);
+            group_.peers[rank()].subgroup = segment_->at<GroupSegment>(created)->number;
         } catch (const Error& e) {
             created = kNotCreated;
             trouble = e.what();
@@ -343,16 +343,16 @@ std::shared_ptr<Comm> Comm::split_off(int64_t color, int64_t key, std::string& t
     }
     collectives::all_gather(transport_, bytes(&created), bytes(offsets.data()), Blocks(n, 1, sizeof created));
     const uint64_t offset = color >= 0 ? offsets[ranks[0]] : kNotCreated;
-    const auto part = offset == kNotCreated ? nullptr : join_part(offset);
+    const auto subgroup = offset == kNotCreated ? nullptr : enter_subgroup(offset);
     try {
         // No rank returns with its new group until all ranks are in theirs. One that does not come so far leaves it.
         collectives::barrier(transport_);
     } catch (...) {
-        if (part) part->abort("gave up split");
+        if (subgroup) subgroup->abort("gave up split");
         throw;
     }
-    if (part) group_.peers[ranks[0]].part = 0;
-    if (part || color < 0) return part;
+    if (subgroup) group_.peers[ranks[0]].subgroup = 0;
+    if (subgroup || color < 0) return subgroup;
     if (trouble.empty())
         trouble = "shared memory: " + mib(group_segment_bytes(ranks.size())) + " needed, which rank " +
                   std::to_string(ranks[0]) + " could not allocate";

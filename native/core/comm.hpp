@@ -87,8 +87,8 @@ public:
     // Vector collectives whose counts only the ranks themselves know; see collectives.hpp. A count is one of rows, and
     // the ranks compare what a row is; those of a gather without `row` are of bytes. If what returns the memory throws,
     // the group fails.
-    void gather_sized(const void* block, uint64_t count, const std::optional<Row>& row, const collectives::Rooms& rooms,
-                      int root, const CallOptions& options = {});
+    void gather_sized(const void* block, uint64_t count, const std::optional<Row>& row,
+                      const collectives::RoomForEach& room, int root, const CallOptions& options = {});
     void all_gather_sized(const void* block, uint64_t count, const Row& row, const collectives::Room& room,
                           const CallOptions& options = {});
     void all_to_all_sized(const void* blocks, const Counts& counts, const Row& row, const collectives::Room& room,
@@ -138,10 +138,10 @@ public:
     // calls. May be nested.
     [[nodiscard]] Lock lock(const CallOptions& options = {});
     void sync();
-    // A new group of these ranks of this group, in their order. One of the ranks creates it with make_part and sends
-    // the result to the others; each rank joins it with take_part. They throw BadArgument, OutOfMemory.
-    uint64_t make_part(const std::vector<int>& ranks);
-    std::shared_ptr<Comm> take_part(uint64_t part);
+    // A new group of these ranks of this group, in their order. One of the ranks creates it with make_subgroup and
+    // sends the result to the others; each rank joins it with join_subgroup. They throw BadArgument, OutOfMemory.
+    uint64_t make_subgroup(const std::vector<int>& ranks);
+    std::shared_ptr<Comm> join_subgroup(uint64_t subgroup);
     // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
     std::vector<Algorithm> algorithms(Op op, size_t bytes) const;
     const Conditions& conditions() const { return transport_.conditions(); }
@@ -219,10 +219,10 @@ private:
     void agree_on_conditions();
     std::string exchange_conditions();
     std::chrono::nanoseconds time_of_step();
-    // make_part and take_part within a call, which goes on although the group has been closed meanwhile.
-    uint64_t create_part(const std::vector<int>& ranks);
-    std::shared_ptr<Comm> join_part(uint64_t part);
-    void leave_unjoined(GroupSegment& group, uint64_t part, int index);
+    // make_subgroup and join_subgroup within a call, which goes on although the group has been closed meanwhile.
+    uint64_t create_subgroup(const std::vector<int>& ranks);
+    std::shared_ptr<Comm> enter_subgroup(uint64_t subgroup);
+    void leave_unjoined(GroupSegment& group, uint64_t subgroup, int index);
     std::shared_ptr<Comm> split_off(int64_t color, int64_t key, std::string& trouble);
     Outcome decide(Op op, int64_t flags, std::string& trouble, const RankSet& exclude);
     void exclude_all_but(const RankSet& present, const RankSet& left_out);

@@ -376,7 +376,7 @@ void large_receives_race_with_close() {
 // The build for tests finds any use that comes too late.
 void a_late_use_crashes() {
     const Alone rank;
-    const uint64_t offset = rank.whole->make_part({0});
+    const uint64_t offset = rank.whole->make_subgroup({0});
     const pid_t child = fork();
     if (!child) {
         GroupMemory memory(rank.segment, offset, 0);

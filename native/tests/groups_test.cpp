@@ -47,11 +47,11 @@ void a_group_in_kept_memory_starts_afresh(Comm& c) {
     uint64_t first = 0;
     for (int k = 0; k < 4; ++k) {
         c.barrier();  // all have left the group before
-        uint64_t part = c.rank() == 0 ? c.make_part(everyone) : 0;
-        c.broadcast(&part, 1, DType::U64, 0);
-        const auto group = c.take_part(part);
-        if (k == 0) first = part;
-        CHECK_EQ(part, first);
+        uint64_t subgroup = c.rank() == 0 ? c.make_subgroup(everyone) : 0;
+        c.broadcast(&subgroup, 1, DType::U64, 0);
+        const auto group = c.join_subgroup(subgroup);
+        if (k == 0) first = subgroup;
+        CHECK_EQ(subgroup, first);
         for (int step = 0; step <= k; ++step) ranks::meet(*group);
         int64_t x = k;
         if (k % 2) group->messages().send(&x, 1, DType::I64, (c.rank() + 1) % c.world_size(), 0);

@@ -83,7 +83,7 @@ namespace {
 
 // A group that was made in a split which failed: some of its ranks, which have never learnt where it is, count as
 // attached, and the others have left it.
-void release_part(Segment& segment, uint32_t number) {
+void release_subgroup(Segment& segment, uint32_t number) {
     uint64_t unused = 0;
     segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment& group = *segment.at<GroupSegment>(offset);
@@ -106,7 +106,7 @@ void release_group_segment(Segment& segment, uint64_t offset) {
     };
     for (int r = 0; r < group.nranks; ++r) {
         release(group.peers[r].report.load(), BlockKind::Text);
-        if (const uint32_t part = group.peers[r].part.exchange(0)) release_part(segment, part);
+        if (const uint32_t number = group.peers[r].subgroup.exchange(0)) release_subgroup(segment, number);
     }
     for (int from = 0; from < group.nranks; ++from)
         for (int to = 0; to < group.nranks; ++to) release(group.channel(from, to).load(), BlockKind::Channel);

@@ -68,13 +68,13 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<Idle> idle;                                   // an operation that it has started and that nobody runs
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
-    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;  // whoever has something for this rank notifies its
-    std::atomic<uint32_t> progress_notified;                    // ProgressThread: sets this, and wakes it
-    alignas(kCacheLine)
-        std::atomic<uint64_t> not_unexpected_room;  // the complement of unexpected_room(), so that 0 is no limit
-    // The bytes of messages without a receive that this rank would still keep. It has no limit before it has joined.
-    uint64_t unexpected_room() const { return ~not_unexpected_room.load(std::memory_order_relaxed); }
-    void set_unexpected_room(uint64_t bytes) { not_unexpected_room.store(~bytes, std::memory_order_relaxed); }
+    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;     // whoever has something for this rank notifies its
+    std::atomic<uint32_t> progress_notified;                       // ProgressThread: sets this, and wakes it
+    alignas(kCacheLine) std::atomic<uint64_t> unexpected_used_up;  // the complement of unexpected_room(): 0, before it
+                                                                   // has joined, is no limit
+    // The bytes of messages without a receive that this rank would still keep.
+    uint64_t unexpected_room() const { return ~unexpected_used_up.load(std::memory_order_relaxed); }
+    void set_unexpected_room(uint64_t bytes) { unexpected_used_up.store(~bytes, std::memory_order_relaxed); }
     alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
     std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
     std::atomic<uint32_t> detached;                  // its process no longer uses this memory
@@ -86,7 +86,7 @@ struct alignas(kCacheLine) PeerSlot {
     std::atomic<uint32_t> explained;  // `why` is being written, or complete
     char why[228];                    // why the group failed, if this rank recorded the failure
     std::atomic<uint64_t> report;     // offset of its report of a timeout (timeout_report.hpp)
-    std::atomic<uint32_t> part;       // number of the group that it has made in a split, until all its ranks are in it
+    std::atomic<uint32_t> subgroup;   // number of the group that it has made in a split, until all its ranks are in it
     LastDescription last_description;
     CallSite site;
 };

@@ -20,16 +20,16 @@ struct TwoRanks {
 // A group of these two ranks.
 struct GroupOfTwo {
     explicit GroupOfTwo(TwoRanks& ranks)
-        : part(ranks.comms[0]->make_part({0, 1})),
-          comms{ranks.comms[0]->take_part(part), ranks.comms[1]->take_part(part)},
-          group(*ranks.segment->at<GroupSegment>(part)) {}
+        : subgroup(ranks.comms[0]->make_subgroup({0, 1})),
+          comms{ranks.comms[0]->join_subgroup(subgroup), ranks.comms[1]->join_subgroup(subgroup)},
+          group(*ranks.segment->at<GroupSegment>(subgroup)) {}
     GroupOfTwo(const GroupOfTwo&) = delete;
     ~GroupOfTwo() {
         fail_group(group, Cause::PeerLost, 1, 0, "is lost");  // so that nobody waits
         for (const auto& comm : comms) comm->close(0);
     }
 
-    const uint64_t part;
+    const uint64_t subgroup;
     const std::shared_ptr<Comm> comms[2];
     GroupSegment& group;
 };

@@ -325,17 +325,17 @@ class Communicator(Collectives, Closeable):
             raise MismatchError(f"subgroup(ranks={members}): only {size} of these ranks called it with them")
         return part
 
-    def make_part(self, ranks: Sequence[int]) -> int | None:
-        """Create a new group of `ranks` of this group, in their order, and return its number for `take_part`.
+    def make_subgroup(self, ranks: Sequence[int]) -> int | None:
+        """Create a new group of `ranks` of this group, in their order, and return its number for `join_subgroup`.
 
         One rank calls this; unlike split it is not collective, and the caller must send the number to the
         other ranks. Returns None if the backend does not support it.
         """
         return None
 
-    def take_part(self, part: int) -> Communicator:
-        """This rank's communicator in the group with this number from `make_part`; called once, never waits."""
-        raise UnsupportedError("take_part", self.backend)
+    def join_subgroup(self, subgroup: int) -> Communicator:
+        """This rank's communicator in the group with this number from `make_subgroup`; called once, never waits."""
+        raise UnsupportedError("join_subgroup", self.backend)
 
     def allocate(self, nbytes: int, zeroed: bool = True) -> Any:
         """Allocate registered memory, on which the ranks' operations work in place.

@@ -141,7 +141,7 @@ def test_nobody_takes_the_port_of_the_ranks_store(tmp_path: Path) -> None:
 
 def test_no_memory_for_a_new_group_raises_on_every_rank(tmp_path: Path) -> None:
     class Full:
-        def make_part(self, ranks: Any) -> int:
+        def make_subgroup(self, ranks: Any) -> int:
             raise MemoryError("the shared segment needs 9 MiB, 1 MiB are available")
 
     def ranks(group: Any) -> None:

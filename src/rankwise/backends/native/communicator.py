@@ -102,7 +102,7 @@ class EngineCommunicator(OpenCommunicator):
     traced = True
     _forked = False
 
-    agree, allocate, announce_array, call, failed, make_part = _engine(6)
+    agree, allocate, announce_array, call, failed, make_subgroup = _engine(6)
     barrier, all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all = _engine(9)
     all_gather_v, gather_v, scatter_v, reduce_scatter_v, all_to_all_v = _engine(5)
 
@@ -186,8 +186,8 @@ class EngineCommunicator(OpenCommunicator):
         made.former_ranks = tuple(part.numbers_in(self._comm))
         return made
 
-    def take_part(self, part: int) -> EngineCommunicator:
-        return EngineCommunicator(self._comm.take_part(part), self.backend)
+    def join_subgroup(self, subgroup: int) -> EngineCommunicator:
+        return EngineCommunicator(self._comm.join_subgroup(subgroup), self.backend)
 
     def host_memory(self, nbytes: int, ticket: Any = None, filled: bool = False) -> HostBlock:
         return HostBlock(self._comm.shared_block(nbytes, ticket, filled), nbytes, self._comm.segment.fd)

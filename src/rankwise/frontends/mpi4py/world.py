@@ -102,14 +102,14 @@ class World:
         if len(ranks) == 1:
             return self.own.dup()
         if self.rank == ranks[0]:
-            part = self._inner.comm.make_part(ranks)
-            if part is None:
+            subgroup = self._inner.comm.make_subgroup(ranks)
+            if subgroup is None:
                 raise unsupported(f"MPI.Comm.Create_group over the {self.group.backend} backend")
             for other in ranks[1:]:
-                self._inner.send_object(part, other, tag)
+                self._inner.send_object(subgroup, other, tag)
         else:
-            part = self._inner.recv_object(ranks[0], tag)
-        comm = self._inner.comm.take_part(part)
+            subgroup = self._inner.recv_object(ranks[0], tag)
+        comm = self._inner.comm.join_subgroup(subgroup)
         return Group(comm, f"world{list(ranks)}", self.group.backend, self.group, ranks)
 
     def host_of(self, group: Group) -> int:

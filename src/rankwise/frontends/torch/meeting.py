@@ -40,7 +40,7 @@ class Plan:
 
     host, port: the address at which rank 0 serves a store for the backend, if the ranks are on several hosts.
     inherited: whether these are the ranks of `rankwise run`, which use the launcher's segment and so learn how a
-    rank ended. part: the group's number in the default group's memory, if all its ranks share that memory.
+    rank ended. subgroup: the group's number in the default group's memory, if all its ranks share that memory.
     """
 
     backend: str
@@ -49,7 +49,7 @@ class Plan:
     host: str = ""
     port: int = 0
     inherited: bool = False
-    part: int | None = None
+    subgroup: int | None = None
 
 
 def meet(
@@ -79,11 +79,11 @@ def meet(
         plan = Plan("shm", secrets.token_hex(16), secrets.token_hex(16))
         fits = _fits(settings, rank, size)
         try:
-            part = parent.make_part(ranks) if parent is not None else None
+            subgroup = parent.make_subgroup(ranks) if parent is not None else None
         except MemoryError as error:
             raise MemoryError(f"rank 0 could not make the group: {error}") from error
-        if part is not None:
-            plan = replace(plan, part=part)
+        if subgroup is not None:
+            plan = replace(plan, subgroup=subgroup)
         elif len(set(localities)) == 1:
             plan = replace(plan, inherited=fits and settings.local_world_size in (None, size))
         else:
@@ -100,8 +100,8 @@ def meet(
     except (Missing, ConnectionError) as error:
         raise late([0], str(error)) from error
     plan = Plan(**json.loads(answer))
-    if plan.part is not None and parent is not None:
-        comm = parent.take_part(plan.part)
+    if plan.subgroup is not None and parent is not None:
+        comm = parent.join_subgroup(plan.subgroup)
         comm.timeout = timeout
         return comm
     job = Job(
