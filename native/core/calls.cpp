@@ -26,7 +26,7 @@ void Comm::barrier(const CallOptions& options) {
 }
 
 void Comm::barrier_without_sync(const CallOptions& options) {
-    const CallGuard call(*this, make_call(Op::Barrier), 0, options, 0);
+    const CallGuard call(*this, make_call(Op::Barrier), 0, options, collectives::kInHeader);
     call.run([&] { collectives::barrier(transport_); });
 }
 
@@ -161,7 +161,7 @@ void Comm::give_up(const std::exception& why) {
 }
 
 void Comm::gather_sized(const void* block, uint64_t count, const std::optional<Row>& row,
-                        const collectives::Rooms& rooms, int root, const CallOptions& options) {
+                        const collectives::RoomForEach& room, int root, const CallOptions& options) {
     check_root(root);
     const size_t item = row ? row->bytes() : 1, size = checked_bytes(count, item);
     const CallGuard call(
@@ -169,7 +169,7 @@ void Comm::gather_sized(const void* block, uint64_t count, const std::optional<R
         row ? make_call(Op::GatherRows, row->dtype, {}, root, row->elements) : make_call(Op::GatherSized, {}, {}, root),
         size, options);
     call.run(
-        [&] { collectives::gather_sized(transport_, *messages_, bytes(block), count, item, rooms, root, options); });
+        [&] { collectives::gather_sized(transport_, *messages_, bytes(block), count, item, room, root, options); });
 }
 
 void Comm::all_gather_sized(const void* block, uint64_t count, const Row& row, const collectives::Room& room,

@@ -227,7 +227,7 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
                            " excludes " + (exclude.empty() ? "none" : list_ranks(exclude)),
                        {}, {}, {}, -1);
     if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Shrink, trouble);
-    auto comm = join_part(outcome.group);
+    auto comm = enter_subgroup(outcome.group);
     if (comm->rank() == 0) free_lost_buffers(*segment_);
     return comm;
 }

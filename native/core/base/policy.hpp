@@ -189,7 +189,7 @@ inline constexpr int kYieldsForRoom = 4;
 // 150.
 inline constexpr int kYieldsForMessage = 150;
 // So long after another program has kept a rank's core, its waits do not yield it.
-inline constexpr std::chrono::milliseconds kCrowded{50};
+inline constexpr std::chrono::milliseconds kCoreLost{50};
 // If ranks share cores, a rank spins this long for a message from another core before it yields its core. Round trips
 // in Python between pairs of 4 ranks on 2 cores, best of three runs: 8 B from 6 to 1.2 us, a small dict from 10 to 4.
 inline constexpr std::chrono::microseconds kSpinForAnswer{4};

@@ -9,9 +9,9 @@ namespace rankwise::collectives {
 
 namespace {
 
-// In the ranks' own memory, as in_memory.
+// In the ranks' own memory, as in_exposed_memory.
 bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    return in_memory(t, choice, {send, blocks.size(t.rank)}, {}, -1, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, {send, blocks.size(t.rank)}, {}, -1, [&](ExposedBuffers& exposed) {
         copy_own_block(t.ring, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
         for (int i = 1; i < t.n; ++i) {
             const int from = (t.rank + i) % t.n;
@@ -23,7 +23,7 @@ bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv
 // The same; a rank writes a piece to all ranks before the next one, because after the first rank it is in the cache.
 bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(t.rank), begin = blocks.offset(t.rank);
-    return in_memory(t, choice, {}, {recv, blocks.total()}, -1, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, {}, {recv, blocks.total()}, -1, [&](ExposedBuffers& exposed) {
         for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
             const size_t length = std::min(tuning::kPutPiece, mine - at);
             copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
@@ -38,7 +38,7 @@ void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const B
     uint8_t* own = recv + blocks.offset(s.rank);
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
     pipeline(
-        t, rounds_of(largest, piece), std::min(largest, piece), true, Started::kAll,
+        t, rounds_of(largest, piece), std::min(largest, piece), kAllWrite, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             const Piece p(k, piece, mine);
             copy_for_peers(s.slot(s.rank, position), send + p.offset, p.bytes);

@@ -98,7 +98,7 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
         case Algorithm::Flat: return all_reduce_flat(t, data, count, item, kernel);
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (reduce_in_memory(t, choice, data, bytes, item, kernel, -1)) return;
+            if (reduce_exposed(t, choice, data, bytes, item, kernel, -1)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, -1);
         default: none_can_run(t);

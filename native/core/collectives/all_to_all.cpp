@@ -19,11 +19,11 @@ static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, 
     });
 }
 
-// In the ranks' own memory, as in_memory. begin_of(r): where this rank's block begins in what rank r sends.
+// In the ranks' own memory, as in_exposed_memory. begin_of(r): where this rank's block begins in what rank r sends.
 template <class BeginOf>
 static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& out,
                            const Blocks& in, const BeginOf& begin_of) {
-    return in_memory(t, choice, {send, out.total()}, {}, -1, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, {send, out.total()}, {}, -1, [&](ExposedBuffers& exposed) {
         copy_own_block(t.ring, recv + in.offset(t.rank), send + out.offset(t.rank), out.size(t.rank),
                        in.total() * size_t(t.n));
         for (int i = 1; i < t.n; ++i) {
@@ -40,7 +40,7 @@ static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, 
     const DividedSlot divided(s, largest);
     if (!divided.rounds) return copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));
     pipeline(
-        t, divided.rounds, divided.bytes, true, Started::kAll,
+        t, divided.rounds, divided.bytes, kAllWrite, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
@@ -79,7 +79,8 @@ void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
 
 void all_to_all_uneven(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
                        size_t largest, const std::vector<size_t>& begins) {
-    Choice choice = tuning::blocks_of(t.conditions(), largest, t.conditions().thresholds.single_copy_all_to_all);
+    Choice choice =
+        tuning::choice_for_blocks(t.conditions(), largest, t.conditions().thresholds.single_copy_all_to_all);
     if (choice.first() != Algorithm::Staged &&
         all_to_all_get(t, choice, send, recv, out, in, [&](int from) { return begins[size_t(from)]; }))
         return;

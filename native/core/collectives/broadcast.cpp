@@ -7,12 +7,12 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as in_memory.
-static bool broadcast_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, int root) {
+// In the ranks' own memory, as in_exposed_memory.
+static bool broadcast_exposed(Transport& t, Choice& choice, uint8_t* data, size_t bytes, int root) {
     const bool from_me = t.rank == root, split = tuning::splits(choice.first());
     const size_t read = split ? bytes / 2 : bytes;
     const OwnBuffer readable{from_me ? data : nullptr, bytes}, writable{split && !from_me ? data : nullptr, bytes};
-    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
         if (!from_me) exposed.get(root, data, 0, read);
         else if (split) exposed.put(1 - root, data + read, read, bytes - read);
     });
@@ -58,7 +58,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
         case Algorithm::RegisteredSplit:
         case Algorithm::SingleCopy:
         case Algorithm::SingleCopySplit:
-            if (broadcast_in_memory(t, choice, data, bytes, root)) return;
+            if (broadcast_exposed(t, choice, data, bytes, root)) return;
             continue;
         case Algorithm::Staged: return broadcast_staged(t, data, bytes, root);
         default: none_can_run(t);

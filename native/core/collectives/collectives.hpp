@@ -31,11 +31,11 @@ void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t
 // The staged algorithm of both: only rank `root` receives the result, or every rank if root is negative.
 void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root);
 
-// Reductions in the ranks' own memory, as in_memory. root: as in reduce_staged.
-bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
-                      int root);
-bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
-                              size_t item, ReduceKernel kernel);
+// Reductions in the ranks' own memory, as in_exposed_memory. root: as in reduce_staged.
+bool reduce_exposed(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
+                    int root);
+bool reduce_scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                            size_t item, ReduceKernel kernel);
 
 // The forced algorithm of the current call, or the tuning table's choice. op: of the call, or the operation of which it
 // is the vector variant. non_temporal: as in tuning::choose.
@@ -49,11 +49,11 @@ bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send,
 // Throws: all ranks have found that the forced algorithm cannot run.
 [[noreturn]] inline void none_can_run(const Transport& t) { tuning::none_can_run(t.conditions(), t.log.op()); }
 
-// Runs work(exposed) in memory that all ranks expose, if they agree that it is such as an algorithm of the choice
-// needs. Otherwise returns false, with nothing done, and `choice` is what is left of it. root: as in finish.
+// Exposes the buffers to all ranks. If the memory suffices for an algorithm of `choice`, runs work(exposed) and returns
+// true. Otherwise does nothing, and removes from `choice` what cannot run. root: as in finish.
 template <class Work>
-bool in_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const OwnBuffer& writable, int root,
-               Work&& work) {
+bool in_exposed_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const OwnBuffer& writable, int root,
+                       Work&& work) {
     ExposedBuffers exposed(t, choice.memory(), readable, writable);
     choice = choice.in(exposed.exposure());
     if (exposed.exposure() == Exposure::None) return false;
@@ -63,10 +63,11 @@ bool in_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const Ow
 }
 
 // Runs `rounds` pieces of at most `bytes`, two of them in flight: fill(position, k) writes this rank's piece of round
-// k, drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of waiting. awaited:
-// the peer whose pieces this rank reads, Started::kAll, or this rank itself, if it reads none. A single piece may be
-// drained later: the functions capture by value. Not inlined: an operation's inline algorithm is faster if this is not
-// in the same function.
+// k, if `writes`; drain(position, k, step) awaits and reads the peers' pieces. Copying in is one round ahead of
+// waiting. awaited: the peer whose pieces this rank reads, Started::kAll, or this rank itself, if it reads none. A
+// single piece may be drained later: the functions capture by value. Not inlined: an operation's inline algorithm is
+// faster if this is not in the same function.
+inline constexpr bool kAllWrite = true;
 template <class Fill, class Drain>
 [[gnu::noinline]] void pipeline(Transport& t, uint64_t rounds, size_t bytes, bool writes, int awaited, Fill&& fill,
                                 Drain&& drain) {
@@ -111,9 +112,9 @@ struct DividedSlot {
     }  // none for a rank's own block
 };
 
-// Whether the operation has a single step, in which a rank puts at most this many bytes into its slot (0: into the
-// header); otherwise kSeveral. Of blocks that all ranks know to be equal.
-inline constexpr size_t kSeveral = ~size_t(0);
+// The bytes that the single step of an operation puts into a rank's slot at most, or one of these. Of blocks that all
+// ranks know to be equal.
+inline constexpr size_t kInHeader = 0, kSeveral = ~size_t(0);  // none; it has several steps
 size_t in_one_step(const Transport& t, Op op, const Blocks& blocks);
 
 // Copies a rank's own block from the buffer it sends to the one it receives into, unless they are the same memory.
@@ -162,11 +163,11 @@ bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, u
 // many items it receives from each rank. It returns the memory for these blocks, which follow each other, or throws.
 using Room = std::function<uint8_t*(const Counts&)>;
 // The same where each block has memory of its own: an address for each rank.
-using Rooms = std::function<std::vector<uint8_t*>(const Counts&)>;
+using RoomForEach = std::function<std::vector<uint8_t*>(const Counts&)>;
 
-// rooms: called on root alone.
+// room: called on root alone.
 void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
-                  const Rooms& rooms, int root, const CallOptions& options);
+                  const RoomForEach& room, int root, const CallOptions& options);
 void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room);
 // Block j of `blocks` goes to rank j.
 void all_to_all_sized(Transport& t, const uint8_t* blocks, const Counts& counts, size_t item, const Room& room);

@@ -6,14 +6,14 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as in_memory. Every rank writes its block into root's memory; of two ranks root
+// In the ranks' own memory, as in_exposed_memory. Every rank writes its block into root's memory; of two ranks root
 // reads a part of the other's block, so that both copy for the same time.
-static bool gather_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
-                             int root) {
+static bool gather_exposed(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                           int root) {
     const bool to_me = t.rank == root, read = t.n == 2 && !to_me;
     const OwnBuffer readable{read ? send : nullptr, blocks.size(t.rank), true},
         writable{to_me ? recv : nullptr, blocks.total()};
-    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
         const bool non_temporal = t.ring.non_temporal(blocks.total()) && !exposed.writable_registered(root);
         const auto written = [&](int from) {  // by the rank itself
             const size_t block = blocks.size(from);
@@ -73,7 +73,7 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (gather_in_memory(t, choice, send, recv, blocks, root)) return;
+            if (gather_exposed(t, choice, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return gather_staged(t, send, recv, blocks, root);
         default: none_can_run(t);

@@ -54,7 +54,7 @@ Transfer long_block(int peer, const uint8_t* block, uint64_t bytes) {
 }  // namespace
 
 void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
-                  const Rooms& rooms, int root, const CallOptions& options) {
+                  const RoomForEach& room, int root, const CallOptions& options) {
     StepRing& s = t.ring;
     const size_t bytes = count * item;
     const uint64_t position = s.reserve(tuning::kShortBlock);
@@ -70,7 +70,7 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     s.await_senders(step);
     const Counts counts = counts_at(s, step, count);
     const Blocks blocks(counts.data(), s.n, item);
-    const std::vector<uint8_t*> to = rooms(counts);
+    const std::vector<uint8_t*> to = room(counts);
     std::vector<Transfer> longer;
     for (int from = 0; from < s.n; ++from) {
         if (from == root) continue;

@@ -4,16 +4,16 @@
 namespace rankwise::collectives {
 
 size_t in_one_step(const Transport& t, Op op, const Blocks& blocks) {
-    if (t.n == 1) return 0;
+    if (t.n == 1) return kInHeader;
     const StepRing& s = t.ring;
     const auto fits = [&](size_t bytes) { return bytes <= s.slot_bytes() ? bytes : kSeveral; };
-    if (op == Op::Scan || op == Op::Exscan) return blocks.largest() <= kInline ? 0 : fits(blocks.largest());
+    if (op == Op::Scan || op == Op::Exscan) return blocks.largest() <= kInline ? kInHeader : fits(blocks.largest());
     const bool whole = op == Op::AllReduce || op == Op::Reduce || op == Op::Broadcast;
     const size_t largest = blocks.largest(), total = whole ? largest : blocks.total();
     if (!blocks.equal() || t.conditions().forced[size_t(op)] != Algorithm::None) return kSeveral;
     const Choice choice = tuning::choose(t.conditions(), op, {largest, total}, s.non_temporal(total * size_t(s.n)));
     switch (choice.first()) {
-    case Algorithm::Inline: return 0;
+    case Algorithm::Inline: return kInHeader;
     case Algorithm::Flat: return fits(total);
     case Algorithm::Staged: break;
     default: return kSeveral;

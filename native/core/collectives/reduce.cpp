@@ -46,7 +46,7 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (reduce_in_memory(t, choice, data, bytes, item, kernel, root)) return;
+            if (reduce_exposed(t, choice, data, bytes, item, kernel, root)) return;
             continue;
         case Algorithm::Staged: return reduce_staged(t, data, bytes, item, kernel, root);
         case Algorithm::Flat: return reduce_flat(t, data, bytes, item, kernel, root);

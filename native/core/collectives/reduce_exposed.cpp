@@ -14,8 +14,8 @@ namespace {
 // Reduces `mine` bytes, from `offset` on, of the buffers that all ranks expose. The result goes to `result`, or to
 // scratch memory if that is null. Calls done(reduced, offset, bytes) for each piece while it is in the cache.
 template <class Done>
-void reduce_exposed(Transport& t, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result,
-                    size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
+void reduce_pieces(Transport& t, ExposedBuffers& exposed, const uint8_t* own, size_t offset, uint8_t* result,
+                   size_t mine, size_t item, ReduceKernel kernel, Done&& done) {
     const size_t piece = kScratch / size_t(t.n) / 64 * 64;
     const void* sources[kMaxRanks];
     for (size_t at = 0; at < mine; at += piece) {
@@ -69,33 +69,34 @@ void reduce_single_copy(Transport& t, ExposedBuffers& exposed, uint8_t* data, si
                         ReduceKernel kernel, int root) {
     const Shares shares(bytes, t.n);
     const size_t begin = shares.begin(t.rank), mine = shares.end(t.rank) - begin;
-    reduce_exposed(t, exposed, data, begin, root < 0 || t.rank == root ? data + begin : nullptr, mine, item, kernel,
-                   [&](const uint8_t* reduced, size_t at, size_t length) {
-                       for (int i = 1; i < t.n; ++i)
-                           if (const int to = (t.rank + i) % t.n; root < 0 || to == root)
-                               exposed.put(to, reduced, at, length);
-                   });
+    reduce_pieces(t, exposed, data, begin, root < 0 || t.rank == root ? data + begin : nullptr, mine, item, kernel,
+                  [&](const uint8_t* reduced, size_t at, size_t length) {
+                      for (int i = 1; i < t.n; ++i)
+                          if (const int to = (t.rank + i) % t.n; root < 0 || to == root)
+                              exposed.put(to, reduced, at, length);
+                  });
 }
 
 }  // namespace
 
-bool reduce_in_memory(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
-                      int root) {
+bool reduce_exposed(Transport& t, Choice& choice, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel,
+                    int root) {
     const bool receives = root < 0 || t.rank == root;
-    return in_memory(t, choice, {data, bytes}, {receives ? data : nullptr, bytes}, -1, [&](ExposedBuffers& exposed) {
-        if (choice.first() == Algorithm::Registered)
-            reduce_registered(t, {t, exposed, data, bytes}, bytes, item, kernel, root);
-        else reduce_single_copy(t, exposed, data, bytes, item, kernel, root);
-    });
+    return in_exposed_memory(t, choice, {data, bytes}, {receives ? data : nullptr, bytes}, -1,
+                             [&](ExposedBuffers& exposed) {
+                                 if (choice.first() == Algorithm::Registered)
+                                     reduce_registered(t, {t, exposed, data, bytes}, bytes, item, kernel, root);
+                                 else reduce_single_copy(t, exposed, data, bytes, item, kernel, root);
+                             });
 }
 
-bool reduce_scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
-                              size_t item, ReduceKernel kernel) {
+bool reduce_scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                            size_t item, ReduceKernel kernel) {
     const size_t offset = blocks.offset(t.rank), mine = blocks.size(t.rank);
-    return in_memory(t, choice, {send, blocks.total()}, {}, -1, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, {send, blocks.total()}, {}, -1, [&](ExposedBuffers& exposed) {
         if (choice.first() != Algorithm::Registered)
-            return reduce_exposed(t, exposed, send, offset, recv, mine, item, kernel,
-                                  [](const uint8_t*, size_t, size_t) {});
+            return reduce_pieces(t, exposed, send, offset, recv, mine, item, kernel,
+                                 [](const uint8_t*, size_t, size_t) {});
         const RegisteredBuffers all(t, exposed, send, blocks.total());
         for (size_t at = 0; at < mine; at += kBytesPerCheck) {
             t.memory.check();

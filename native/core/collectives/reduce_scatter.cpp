@@ -14,7 +14,7 @@ static void reduce_scatter_staged(Transport& t, const uint8_t* send, uint8_t* re
     const size_t mine = blocks.size(s.rank);
     const DividedSlot divided(s, blocks.largest());
     pipeline(
-        t, divided.rounds, divided.bytes, true, Started::kAll,
+        t, divided.rounds, divided.bytes, kAllWrite, Started::kAll,
         [=, &s](uint64_t position, uint64_t k) {
             for (int to = 0; to < s.n; ++to) {
                 if (to == s.rank) continue;
@@ -51,7 +51,7 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (reduce_scatter_in_memory(t, choice, send, recv, blocks, item, kernel)) return;
+            if (reduce_scatter_exposed(t, choice, send, recv, blocks, item, kernel)) return;
             continue;
         case Algorithm::Staged: return reduce_scatter_staged(t, send, recv, blocks, item, kernel);
         default: none_can_run(t);

@@ -6,16 +6,16 @@
 
 namespace rankwise::collectives {
 
-// In the ranks' own memory, as in_memory. The others read their blocks in root's memory while it copies its own,
-// and of two ranks some of the other's.
-static bool scatter_in_memory(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
-                              int root) {
+// In the ranks' own memory, as in_exposed_memory. The others read their blocks in root's memory while it copies its
+// own, and of two ranks some of the other's.
+static bool scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks,
+                            int root) {
     const bool from_me = t.rank == root;
     const size_t some = tuning::copied_by_root(t.conditions(), blocks.size(t.n == 2 ? 1 - root : 0),
                                                t.ring.non_temporal(blocks.total()));
     const OwnBuffer readable{from_me ? send : nullptr, blocks.total()},
         writable{some && !from_me ? recv : nullptr, blocks.size(t.rank), true};
-    return in_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
+    return in_exposed_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
         const size_t taken = some && exposed.writable(1 - root) && !exposed.readable_registered(root) ? some : 0;
         if (!from_me) return exposed.get(root, recv, blocks.offset(t.rank), blocks.size(t.rank) - taken);
         copy_own_block(t.ring, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
@@ -71,7 +71,7 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
         }
         case Algorithm::Registered:
         case Algorithm::SingleCopy:
-            if (scatter_in_memory(t, choice, send, recv, blocks, root)) return;
+            if (scatter_exposed(t, choice, send, recv, blocks, root)) return;
             continue;
         case Algorithm::Staged: return scatter_staged(t, send, recv, blocks, root);
         default: none_can_run(t);

@@ -70,13 +70,13 @@ constexpr size_t in_header(Op op, const Extent& e) {
 }
 
 // For operations that copy whole blocks.
-inline Choice blocks_of(const Conditions& c, size_t largest, size_t single_copy_from) {
+inline Choice choice_for_blocks(const Conditions& c, size_t largest, size_t single_copy_from) {
     using enum Algorithm;
     if (c.single_copy && largest >= single_copy_from) return {SingleCopy, Staged};
     return largest >= c.thresholds.registered_block ? Choice(Registered, Staged) : Choice(Staged);
 }
 
-inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy_from, Algorithm slots) {
+inline Choice choice_for_reduction(const Conditions& c, size_t bytes, size_t single_copy_from, Algorithm slots) {
     using enum Algorithm;
     if (bytes < c.thresholds.registered_reduction) return slots;
     return c.single_copy && bytes >= single_copy_from ? Choice(Registered, SingleCopy, slots)
@@ -87,7 +87,7 @@ inline Choice reduction_of(const Conditions& c, size_t bytes, size_t single_copy
 // 16 MiB 3900 to 1900.
 inline Choice broadcast(const Conditions& c, size_t bytes) {
     using enum Algorithm;
-    const Choice choice = blocks_of(c, bytes, c.thresholds.single_copy_broadcast);
+    const Choice choice = choice_for_blocks(c, bytes, c.thresholds.single_copy_broadcast);
     if (c.ranks != 2 || choice.first() == Staged) return choice;
     return {choice.first() == SingleCopy ? SingleCopySplit : RegisteredSplit, Staged};
 }
@@ -96,7 +96,7 @@ inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal)
     using enum Algorithm;
     if (largest >= c.thresholds.put_all_gather && !(c.yields && non_temporal))
         return {c.single_copy ? SingleCopyPut : RegisteredPut, Staged};
-    return blocks_of(c, largest, c.thresholds.single_copy_all_gather);
+    return choice_for_blocks(c, largest, c.thresholds.single_copy_all_gather);
 }
 
 // The table. non_temporal: the results of all ranks of an all_gather are written with non-temporal stores, which only
@@ -108,16 +108,17 @@ inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal)
     switch (op) {
     case Op::AllReduce: {
         const size_t flat = std::min(t.flat_all_reduce / size_t(c.ranks), kFlatLimit);
-        return reduction_of(c, e.total, t.single_copy_all_reduce, e.total > flat ? Staged : Flat);
+        return choice_for_reduction(c, e.total, t.single_copy_all_reduce, e.total > flat ? Staged : Flat);
     }
     case Op::Reduce:
-        return reduction_of(c, e.total, t.single_copy_reduce, c.ranks > 2 && e.total > t.flat_reduce ? Staged : Flat);
-    case Op::ReduceScatter: return reduction_of(c, e.total, t.single_copy_reduce_scatter, Staged);
+        return choice_for_reduction(c, e.total, t.single_copy_reduce,
+                                    c.ranks > 2 && e.total > t.flat_reduce ? Staged : Flat);
+    case Op::ReduceScatter: return choice_for_reduction(c, e.total, t.single_copy_reduce_scatter, Staged);
     case Op::Broadcast: return broadcast(c, e.total);
     case Op::AllGather: return all_gather(c, e.largest, non_temporal);
-    case Op::Gather: return blocks_of(c, e.largest, t.single_copy_gather);
-    case Op::Scatter: return blocks_of(c, e.largest, t.single_copy_scatter);
-    case Op::AllToAll: return blocks_of(c, e.largest, t.single_copy_all_to_all);
+    case Op::Gather: return choice_for_blocks(c, e.largest, t.single_copy_gather);
+    case Op::Scatter: return choice_for_blocks(c, e.largest, t.single_copy_scatter);
+    case Op::AllToAll: return choice_for_blocks(c, e.largest, t.single_copy_all_to_all);
     default: return None;
     }
 }
@@ -131,7 +132,7 @@ inline Algorithm scatter_described(const Conditions& c, size_t header, size_t pa
     using enum Algorithm;
     if (part == kNoPart || c.forced[size_t(Op::Scatter)] != None) return Separate;
     if (header + part * size_t(c.ranks) <= kInline) return Inline;
-    const bool staged = blocks_of(c, part, c.thresholds.single_copy_scatter).first() == Staged;
+    const bool staged = choice_for_blocks(c, part, c.thresholds.single_copy_scatter).first() == Staged;
     return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
 }
 

@@ -48,15 +48,15 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     std::atomic<uint64_t>& decision = shared_.decisions[number % 2];
     mine.op.store(uint32_t(op_));
     mine.flags.store(flags);
-    struct Arrival {  // withdrawn if this rank stops waiting
+    struct Presence {  // withdrawn if this rank stops waiting
         std::atomic<uint64_t>& word;
         const int errors = std::uncaught_exceptions();
-        Arrival(std::atomic<uint64_t>& word, uint64_t value) : word(word) { word.store(value); }
-        ~Arrival() {
+        Presence(std::atomic<uint64_t>& word, uint64_t value) : word(word) { word.store(value); }
+        ~Presence() {
             if (std::uncaught_exceptions() > errors && !fork.is_child()) word.store(0);
         }
         const ForkMark fork;
-    } arrival(mine.arrival, pack(number, process_));
+    } presence(mine.arrival, pack(number, process_));
     wake();
     const Waiter arrivals_end(timeout);
     Waiter waiter(timeout, program_);           // until there may be something to do

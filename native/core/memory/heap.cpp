@@ -94,16 +94,16 @@ bool Heap::abandoned(uint32_t index, Word word) const {
     }
 }
 
-// Calls `look(index, word)` for each block, and for each unit that is free or that a process is just reserving or
-// freeing, until `look` returns false. On the way it frees what is abandoned.
-template <class Look> void Heap::walk(const Look& look) const {
+// Calls `check(index, word)` for each block, and for each unit that is free or that a process is just reserving or
+// freeing, until `check` returns false. On the way it frees what is abandoned.
+template <class Check> void Heap::walk(const Check& check) const {
     for (uint32_t index = 0; index < units_used();) {
         Word word = unit(index).word.load();
         const uint32_t units = units_of(index, word);
         if (word.kind == BlockKind::Retired) free_if_unvisited(index);
         else if (abandoned(index, word) && reserve_again(index, word, units)) free_reserved(index, units);
         word = unit(index).word.load();
-        if (!look(index, word)) return;
+        if (!check(index, word)) return;
         index += units_of(index, word);
     }
 }

@@ -106,7 +106,7 @@ private:
     uint32_t units_used() const;
     uint64_t offset_of(uint32_t index) const;
     uint32_t index_of(uint64_t offset) const;
-    template <class Look> void walk(const Look& look) const;
+    template <class Check> void walk(const Check& check) const;
     uint32_t find(size_t units) const;
     bool claim(uint32_t index, uint32_t units) const;
     bool has_ended(uint32_t owner) const;

@@ -51,10 +51,10 @@ struct Started;
 // What one call takes besides its operands.
 struct CallOptions {
     Description description{};
-    ReleasedToWait* lock = nullptr;  // null for none
-    Started* started = nullptr;      // the call is only started (Comm::start); null for any other
+    ReleasedToWait* program_lock = nullptr;  // null for none
+    Started* started = nullptr;              // the call is only started (Comm::start); null for any other
     void before_waiting() const {
-        if (lock) lock->release();
+        if (program_lock) program_lock->release();
     }
 };
 

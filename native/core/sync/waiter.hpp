@@ -42,13 +42,13 @@ public:
     template <class Done> bool poll(const WaitPolicy& policy, const Done& done) const {
         if (spin(policy.spinning, done)) return true;
         auto before = Clock::now();
-        if (before < crowded_until_) return false;
+        if (before < core_lost_until_) return false;
         for (int i = 0; i < policy.may_yield() && before - polls_since_ < policy.yielding; ++i) {
             sched_yield();
             const bool over = done();
             const auto after = Clock::now();
             const bool lost = after - before > policy.lost;
-            if (lost) crowded_until_ = after + tuning::kCrowded;
+            if (lost) core_lost_until_ = after + tuning::kCoreLost;
             if (over || lost) return over;
             before = after;
         }
@@ -117,7 +117,7 @@ private:
 
     static constexpr int kPollsPerClock = 16;
     // Until then this thread does not yield its core, because another program would keep it.
-    static inline thread_local constinit Clock::time_point crowded_until_{};
+    static inline thread_local constinit Clock::time_point core_lost_until_{};
     Embedding& program_;
     const Clock::time_point since_ = Clock::now();
     Clock::time_point polls_since_ = since_;

@@ -4,8 +4,8 @@ namespace rankwise {
 
 ExposedBuffers::ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& readable, const OwnBuffer& writable)
     : s_(t.ring), memory_(t.memory) {
-    Words& mine = words_[t.rank];
-    mine = {word_of(readable, least), word_of(writable, least), 0};
+    Announced& mine = announced_[t.rank];
+    mine = {address_of(readable, least), address_of(writable, least), 0};
     mine.digest = mine.expected();
     const bool lacks = mine.readable == kUnreachable || mine.writable == kUnreachable;
     memory_.set_exposed(!lacks && exposes(mine.writable));
@@ -14,8 +14,8 @@ ExposedBuffers::ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& re
     s_.await_all(step);
     bool all = true, registered = true;
     for (int r = 0; r < t.n; ++r) {
-        if (r != t.rank) std::memcpy(&words_[r], s_.payload(r, step), sizeof words_[r]);
-        const Words& theirs = words_[r];
+        if (r != t.rank) std::memcpy(&announced_[r], s_.payload(r, step), sizeof announced_[r]);
+        const Announced& theirs = announced_[r];
         if (theirs.digest != theirs.expected()) memory_.address_overwritten(r);
         all = all && theirs.readable != kUnreachable && theirs.writable != kUnreachable;
         registered = registered && is_registered(theirs.readable) && is_registered(theirs.writable);
@@ -24,7 +24,7 @@ ExposedBuffers::ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& re
     else memory_.set_exposed(false);
 }
 
-uint64_t ExposedBuffers::word_of(const OwnBuffer& buffer, Exposure least) const {
+uint64_t ExposedBuffers::address_of(const OwnBuffer& buffer, Exposure least) const {
     if (!buffer.memory || !buffer.bytes) return kNotNeeded;
     const bool accessible = least == Exposure::Registered ? memory_.contains(buffer.memory, buffer.bytes)
                                                           : memory_.reachable(buffer.memory, buffer.bytes) != nullptr;

@@ -27,20 +27,20 @@ public:
     // The same on all ranks; None if it is less than the constructor's `least`. Then nothing is left to finish.
     Exposure exposure() const { return exposure_; }
     // Whether a rank exposes a buffer, and whether that buffer is registered.
-    bool readable(int rank) const { return exposes(words_[rank].readable); }
-    bool writable(int rank) const { return exposes(words_[rank].writable); }
-    bool readable_registered(int rank) const { return is_registered(words_[rank].readable); }
-    bool writable_registered(int rank) const { return is_registered(words_[rank].writable); }
+    bool readable(int rank) const { return exposes(announced_[rank].readable); }
+    bool writable(int rank) const { return exposes(announced_[rank].writable); }
+    bool readable_registered(int rank) const { return is_registered(announced_[rank].readable); }
+    bool writable_registered(int rank) const { return is_registered(announced_[rank].writable); }
     // A rank's registered readable buffer.
     uint8_t* registered(int rank, size_t bytes) const {
-        return memory_.in_segment(rank, words_[rank].readable & ~PeerMemory::kInSegment, bytes);
+        return memory_.in_segment(rank, announced_[rank].readable & ~PeerMemory::kInSegment, bytes);
     }
     // Copy from a buffer that the peer exposes, or into it.
     void get(int peer, void* dst, size_t offset, size_t bytes) {
-        memory_.get(peer, dst, words_[peer].readable + offset, bytes);
+        memory_.get(peer, dst, announced_[peer].readable + offset, bytes);
     }
     void put(int peer, const void* src, size_t offset, size_t bytes) {
-        memory_.put(peer, src, words_[peer].writable + offset, bytes);
+        memory_.put(peer, src, announced_[peer].writable + offset, bytes);
     }
 
     // Announces that this rank has finished, and waits until all ranks have. If `root` is a rank, only that one waits
@@ -56,12 +56,12 @@ private:
     static constexpr uint64_t kUnreachable = 0, kNotNeeded = ~uint64_t(0);  // in place of an address
     static bool exposes(uint64_t address) { return address != kUnreachable && address != kNotNeeded; }
     static bool is_registered(uint64_t address) { return address & PeerMemory::kInSegment; }  // or is not needed
-    struct Words {
+    struct Announced {
         uint64_t readable, writable;
         uint64_t digest;  // shows that no stray write has changed the other two
         uint64_t expected() const { return mix(readable, writable); }
     };
-    uint64_t word_of(const OwnBuffer& buffer, Exposure least) const;
+    uint64_t address_of(const OwnBuffer& buffer, Exposure least) const;
 
     // An operation that ends in an exception must not return while a peer still writes here. A member, because the
     // constructor may throw too, when others have begun to write.
@@ -74,7 +74,7 @@ private:
     PeerMemory& memory_;
     const NoWriters at_the_end_{memory_};
     Exposure exposure_ = Exposure::None;
-    Words words_[kMaxRanks];  // of each rank; read once, because a stray write may change them at any time
+    Announced announced_[kMaxRanks];  // of each rank; read once, because a stray write may change them at any time
 };
 
 }  // namespace rankwise

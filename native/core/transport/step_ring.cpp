@@ -72,7 +72,7 @@ void StepRing::move_to_own_core(int peer) {
     group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
-void StepRing::sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
+void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
     log_.options().before_waiting();
     Waiter waiter(timeout.load(), program_);
     CallLog::Wait timed(log_);

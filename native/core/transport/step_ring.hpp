@@ -132,18 +132,23 @@ public:
 
     // Whether this rank may start an operation of one step, with a piece of so many bytes (0: none), without waiting
     // for a peer.
-    bool may_start(size_t bytes) const {
+    bool may_start(size_t bytes) {
+        may_fill_up_to_ = position_;
         if (last_started_ - first_started_ >= kStarted) return false;
         if (next_ >= kHeaders && !reached_by_all(next_ - kHeaders + kStarted + 2)) return false;
         if (!bytes) return true;
         const bool enters = enters_slot(room_for(bytes));
-        const uint64_t slot = number_of((position_ + (enters ? slot_bytes() - 1 : 0)));
+        const uint64_t slot = number_of(position_ + (enters ? slot_bytes() - 1 : 0));
+        may_fill_up_to_ = (enters ? slot << slot_bits_ : position_) + room_for(bytes);
         // Entering the next slot but one acknowledges a slot: not while an operation that began in it is incomplete.
         if (first_started_ != last_started_ && slot > started_in_[first_started_ % kStarted] + 1) return false;
         return reached_by_all((enters ? read_by_step_ : previous_read_by_step_)[slot % kSlots]);
     }
     // The operation whose step was posted last is completed later; and the first of those has been.
-    void started() { started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0; }
+    void started() {
+        assert(position_ <= may_fill_up_to_);
+        started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0;
+    }
     void completed() { ++first_started_; }
     // This rank leaves an operation to whoever waits for it. Returns whether a peer does already.
     bool leave_operation();
@@ -189,7 +194,7 @@ private:
             cpu_relax();
             if (seq.load(std::memory_order_acquire) >= value) return;
         }
-        sleep_for(peer, seq, value);
+        await_slowly(peer, seq, value);
     }
     void await_value_all(uint64_t value) {
         if (seen_ >= value) return;
@@ -199,7 +204,7 @@ private:
     }
     void commit_slot(uint64_t position);
     void move_to_own_core(int peer);
-    void sleep_for(int peer, std::atomic<uint64_t>& seq, uint64_t value);
+    void await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value);
     void wake_sleepers();
     void call_for_operation(int peer);
 
@@ -216,6 +221,7 @@ private:
     uint64_t next_ = 0;                              // the step that the next post announces
     uint64_t seen_ = 0;                              // every peer has posted at least this many steps
     uint64_t position_ = 0;                          // of the next piece
+    uint64_t may_fill_up_to_ = 0;                    // what may_start has allowed
     uint64_t first_started_ = 0, last_started_ = 0;  // of the operations that are to be completed
     uint64_t started_in_[kStarted] = {};             // the slot that was in use when each began
     const int slot_bits_;
