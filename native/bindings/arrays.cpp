@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "bindings.hpp"
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "kernels/kernels.hpp"
 #include "numpy_arrays.hpp"
 

@@ -10,7 +10,7 @@
 
 #include "base/mix.hpp"
 #include "failure/watchdog.hpp"
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 
 namespace rankwise {
 

@@ -9,7 +9,7 @@
 
 #include "collectives/collectives.hpp"
 #include "failure/agreement.hpp"
-#include "failure/failure_record.hpp"
+#include "failure/failure_reporter.hpp"
 #include "memory/group_memory.hpp"
 #include "memory/registered.hpp"
 #include "p2p/messages.hpp"

@@ -1,7 +1,7 @@
 // Tests every algorithm of every operation, forced, and the ones that the tuning table chooses on either side of each
 // threshold; oversubscribed and not, with and without single copy, on any machine. An algorithm that cannot run is an
 // error on every rank, and the group continues.
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "numbers.hpp"
 #include "ranks.hpp"
 

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "ranks.hpp"
 
 using namespace rankwise;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "kernels/table.hpp"
 
 using namespace rankwise;

@@ -1,5 +1,5 @@
 # isa.cpp is compiled once for each instruction set, into a namespace of that name; kernels.cpp selects one at run time.
-target_sources(rankwise_core PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels.cpp ${CMAKE_CURRENT_LIST_DIR}/copy.cpp
+target_sources(rankwise_core PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels.cpp ${CMAKE_CURRENT_LIST_DIR}/non_temporal.cpp
                ${CMAKE_CURRENT_LIST_DIR}/strided.cpp)
 
 function(rankwise_kernels isa)

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/mix.hpp"
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "memory/agreements.hpp"
 #include "sync/waiter.hpp"
 

@@ -106,7 +106,7 @@ struct GroupSegment {
     uint32_t number;                 // unique in the job; 0 is the group of all ranks
     std::atomic<uint32_t> attached;  // ranks that still use this memory, and the header if this is its world_group
     uint64_t slot_bytes;
-    uint64_t non_temporal_from;  // bytes (kernels/copy.hpp); shared, because all ranks choose by it
+    uint64_t non_temporal_from;  // bytes (kernels/non_temporal.hpp); shared, because all ranks choose by it
     uint64_t staging;            // offset from the group segment's start; a rank commits its slots when it fills them
     uint64_t channels;           // offset of the table [src][dst] of segment offsets
     uint64_t members;            // offset of the int32 world rank of each peer slot

@@ -8,7 +8,7 @@
 
 #include "base/copy.hpp"
 #include "base/mix.hpp"
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "memory/group_segment.hpp"
 
 namespace rankwise {

@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "failure/failure_record.hpp"
+#include "failure/failure_reporter.hpp"
 #include "memory/group_memory.hpp"
 #include "p2p/matching.hpp"
 #include "p2p/progress_thread.hpp"

@@ -2,7 +2,7 @@
 // receiver has no room, and large ones, which are then copied once, not twice. The receiver copies the data from the
 // sender's memory, with the help of a sender that waits, or, where it cannot, requests it through the ring. An offered
 // message is matched like any other one, so that a later message can be received before it.
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "p2p/messages.hpp"
 
 namespace rankwise {

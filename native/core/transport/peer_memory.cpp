@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 
 namespace rankwise {
 

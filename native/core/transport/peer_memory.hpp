@@ -21,7 +21,7 @@
 #include "memory/group_segment.hpp"
 #include "sync/waiter.hpp"
 #include "trace/call_log.hpp"
-#include "transport/failures.hpp"
+#include "transport/error_source.hpp"
 
 namespace rankwise {
 

@@ -19,11 +19,11 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 #include "memory/group_memory.hpp"
 #include "sync/waiter.hpp"
 #include "trace/call_log.hpp"
-#include "transport/failures.hpp"
+#include "transport/error_source.hpp"
 
 namespace rankwise {
 

@@ -1,4 +1,4 @@
-// How a call ends if a peer does not take part in it. failure/failure_record.hpp implements this.
+// How a call ends if a peer does not take part in it. failure/failure_reporter.hpp implements this.
 #pragma once
 #include <cstdint>
 

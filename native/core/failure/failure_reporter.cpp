@@ -1,4 +1,4 @@
-#include "failure/failure_record.hpp"
+#include "failure/failure_reporter.hpp"
 
 #include <unistd.h>
 

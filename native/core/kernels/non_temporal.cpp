@@ -1,4 +1,4 @@
-#include "kernels/copy.hpp"
+#include "kernels/non_temporal.hpp"
 
 #include <unistd.h>
 
