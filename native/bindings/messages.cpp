@@ -14,8 +14,8 @@ template <auto start>
 RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
     const DType type = checked_dtype(dtype);
     const uint64_t elements = checked_count(count);
-    const auto request =
-        without_gil([&] { return (c.messages().*start)(pointer(ptr), elements, type, peer, tag, {}, false); });
+    const auto request = without_gil(
+        [&] { return (c.messages().*start)(pointer(ptr), elements, type, peer, tag, {}, Messages::Caller::GoesOn); });
     return {request, std::move(keep)};
 }
 
@@ -35,7 +35,7 @@ TensorMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle la
         else if (!c.messages().send_at_once(x.data, x.count, dtype, dst, tag, released.options()))
             request = c.messages().send(x.data, x.count, dtype, dst, tag, released.options());
     }
-    if (!request || request->complete()) return {true, std::nullopt};
+    if (!request || request->has_result()) return {true, std::nullopt};
     return {true, RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group))};
 }
 
@@ -56,7 +56,8 @@ std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle fro
     if (!x || src < kAny || tag < kAny) return nullptr;
     if (!unnoticed) x.written();
     ReleaseGilToWait released(x.bytes());
-    return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(), false);
+    return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(),
+                                 Messages::Caller::GoesOn);
 }
 
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
@@ -100,8 +101,10 @@ std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, in
 
 RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag, bool synchronous) {
     auto parts = parts_of(objects);
-    const auto request =
-        without_gil([&] { return c.messages().send_object(std::move(parts), dest, tag, {}, false, synchronous); });
+    const auto request = without_gil([&] {
+        return c.messages().send_object(std::move(parts), dest, tag, {}, Messages::Caller::GoesOn,
+                                        Messages::SendMode(synchronous));
+    });
     return {request, std::move(objects)};
 }
 
@@ -161,12 +164,12 @@ bool await_any(const RequestHandle& /*self*/, const nb::list& works, double time
 
 // What a complete receive knows of its message, and None before.
 template <auto field> std::optional<int> of_message(const RequestHandle& r) {
-    if (!r->complete() || r->failed()) return std::nullopt;
+    if (!r->has_result() || r->failed()) return std::nullopt;
     return (r.operator->()->*field)();
 }
 
 SourceTagBytes message_of(const RequestHandle& r) {
-    if (!r->complete() || r->failed() || r->sends()) return {kAny, kAny, 0};
+    if (!r->has_result() || r->failed() || r->sends()) return {kAny, kAny, 0};
     return {r->source(), r->tag(), r->count() * itemsize(r->dtype())};
 }
 
@@ -186,8 +189,8 @@ TensorMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle t
     return received;
 }
 
-std::vector<Part> parts_of(const nb::list& objects) {
-    std::vector<Part> parts;
+std::vector<Stretch> parts_of(const nb::list& objects) {
+    std::vector<Stretch> parts;
     parts.reserve(objects.size());
     for (nb::handle object : objects) {
         Py_buffer view;
@@ -201,7 +204,7 @@ std::vector<Part> parts_of(const nb::list& objects) {
 void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
     auto parts = parts_of(objects);
     size_t bytes = 0;
-    for (const Part& part : parts) bytes += part.bytes;
+    for (const Stretch& part : parts) bytes += part.bytes;
     ReleaseGilToWait released(bytes);
     c.messages().send_object_now(std::move(parts), dest, tag, released.options());
 }
@@ -215,7 +218,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def("done", &RequestHandle::done, locked)
         .def("cancel", &RequestHandle::cancel, locked)
         .def(
-            "give_back", [](RequestHandle& r) { without_gil([&] { r->give_back(); }); }, locked)
+            "give_back", [](RequestHandle& r) { without_gil([&] { r->return_message(); }); }, locked)
         .def(
             "memory", [](RequestHandle& r) { return received_bytes(*r.operator->()); }, locked)
         .def("__repr__", &RequestHandle::repr)

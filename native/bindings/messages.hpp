@@ -8,7 +8,7 @@ void bind_exchange(nb::class_<rankwise::Comm>& comm);
 // The methods for Python objects.
 void bind_objects(nb::module_& m, nb::class_<rankwise::Comm>& comm);
 // The memory of objects with the buffer protocol. Whoever keeps the objects keeps the memory.
-std::vector<rankwise::Part> parts_of(const nb::list& objects);
+std::vector<rankwise::Stretch> parts_of(const nb::list& objects);
 // Starts a message with a plain tensor, as torch.distributed does: autograd is not notified. None, with nothing done,
 // for any other array, rank or tag; a send that is complete has no Request. group: kept until it is complete.
 struct TensorMessage {

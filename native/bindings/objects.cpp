@@ -31,7 +31,7 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
     if (to < 0 || tag < 0) return false;
     if (is_basic(object)) {
         const nb::bytes stream = dump(object);
-        const Part part{static_cast<const uint8_t*>(stream.data()), stream.size()};
+        const Stretch part{static_cast<const uint8_t*>(stream.data()), stream.size()};
         ReleaseGilToWait released(part.bytes);
         c.messages().send_object_now({part}, to, tag, released.options());
         return true;
@@ -67,7 +67,7 @@ std::optional<Received> receive(Comm& c, Wanted wanted, nb::handle src, nb::hand
     Received received;
     // A short message is stored in its block at once, unless the GIL has been released because another thread had the
     // requests.
-    const auto into_block = [&](const Header& h) -> uint8_t* {
+    const auto into_block = [&](const MessageHeader& h) -> uint8_t* {
         if ((!h.object && wanted == Wanted::Object) || foreign(DType(h.dtype)) || !PyGILState_Check()) return nullptr;
         const auto length = Py_ssize_t(h.bytes);
         nb::object block = nb::steal(h.object ? PyBytes_FromStringAndSize(nullptr, length)
@@ -90,11 +90,11 @@ std::optional<Received> receive(Comm& c, Wanted wanted, nb::handle src, nb::hand
         try {
             check(int(received.arrival.dtype));
         } catch (const nb::python_error&) {
-            without_gil([&] { request->give_back(); });
+            without_gil([&] { request->return_message(); });
             throw;
         }
     }
-    if (request && received.arrival.object && received.arrival.count <= tuning::kShortMessage) {
+    if (request && received.arrival.object && received.arrival.count <= kShortMessage) {
         const Memory memory = request->take_memory();
         received.block = nb::bytes(memory.data(), size_t(received.arrival.count));
     } else if (request) {
@@ -145,16 +145,17 @@ struct Encoded {
     }
     explicit Encoded(nb::list encoded) : list(std::move(encoded)) { measure(); }
     void copy_to(uint8_t* to) const {
-        for (const Part& part : parts) rankwise::copy_bytes(std::exchange(to, to + part.bytes), part.data, part.bytes);
+        for (const Stretch& part : parts)
+            rankwise::copy_bytes(std::exchange(to, to + part.bytes), part.data, part.bytes);
     }
     nb::list list;
-    std::vector<Part> parts;
+    std::vector<Stretch> parts;
     uint64_t bytes = 0;
 
 private:
     void measure() {
         parts = parts_of(list);
-        for (const Part& part : parts) bytes += part.bytes;
+        for (const Stretch& part : parts) bytes += part.bytes;
     }
 };
 
@@ -316,7 +317,7 @@ struct GatheredObjects {
     nb::object take(size_t rank) {
         const ObjectBlock& block = blocks[rank];
         const bool fits = ObjectBlock::fits(block.bytes);
-        if (block.bytes <= tuning::kShortMessage)
+        if (block.bytes <= kShortMessage)
             return nb::bytes(fits ? block.data : longer[rank].data(), size_t(block.bytes));
         return nb::cast(ReceivedBytes(std::move(longer[rank]), block.bytes), nb::rv_policy::move);
     }
@@ -388,7 +389,7 @@ nb::object exchange_objects_plain(Comm& c, const nb::list& objects, nb::handle c
             nb::list found = contents(received);
             uint64_t longest = 0;
             for (const ObjectBlock& each : received) longest = std::max(longest, each.longest);
-            if (!ObjectBlock::fits(longest) && longest <= tuning::kShortMessage) {
+            if (!ObjectBlock::fits(longest) && longest <= kShortMessage) {
                 const Memory out(n * longest), in(n * longest);
                 for (size_t to = 0; to < n; ++to) encoded[to].copy_to(out.data() + to * longest);
                 c.all_to_all(out.data(), in.data(), longest, DType::U8, ArrayCall());

@@ -3,13 +3,14 @@
 using namespace rankwise;
 
 RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory)
-    : goes_on_when_dropped(memory.is_none()), request_(std::move(request)), memory_(std::move(memory)), result_(nb::none()) {}
+    : goes_on_when_dropped(memory.is_none()), request_(std::move(request)), memory_(std::move(memory)),
+      result_(nb::none()) {}
 
 RequestHandle::RequestHandle(std::shared_ptr<Request> request, nb::object memory, nb::object result, nb::object group)
     : request_(std::move(request)), memory_(std::move(memory)), result_(std::move(result)), group_(std::move(group)) {}
 
 RequestHandle::~RequestHandle() {
-    if (!request_ || request_->complete() || request_->cancelled()) return;
+    if (!request_ || request_->has_result() || request_->cancelled()) return;
     if (!goes_on_when_dropped) {
         const ReleaseGil released;
         try {
@@ -34,12 +35,12 @@ nb::object RequestHandle::wait(nb::handle timeout) {
 
 void RequestHandle::settle(double timeout) {
     ReleaseGilToWait released;
-    request_->settle(timeout, released.options());
+    request_->await_end(timeout, released.options());
 }
 
 bool RequestHandle::done() {
-    const bool done = request_->complete() || without_gil([&] { return request_->done(); });
-    if (request_->complete() && !request_->failed()) release();
+    const bool done = request_->has_result() || without_gil([&] { return request_->done(); });
+    if (request_->has_result() && !request_->failed()) release();
     return done;
 }
 
@@ -53,5 +54,5 @@ bool RequestHandle::cancel() {
 std::string RequestHandle::repr() const {
     if (request_->cancelled()) return "<Work, failed: ClosedError>";
     if (request_->failed()) return "<Work, failed: MismatchError>";
-    return request_->complete() ? "<Work, complete>" : "<Work, not yet waited for>";
+    return request_->has_result() ? "<Work, complete>" : "<Work, not yet waited for>";
 }

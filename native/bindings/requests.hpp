@@ -29,7 +29,7 @@ public:
     std::string repr() const;
     // Of a complete receive whose message is not in its array, but in memory of its own: the array. None for any other
     // request.
-    nb::object given() const { return request_->complete() && request_->overflows() ? memory_ : nb::none(); }
+    nb::object given() const { return request_->has_result() && request_->overflows() ? memory_ : nb::none(); }
 
 private:
     // The engine has released the memory.

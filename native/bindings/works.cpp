@@ -40,7 +40,7 @@ nb::object WorkHandle::wait(nb::handle timeout) {
 
 void WorkHandle::settle(double timeout) {
     ReleaseGilToWait released;
-    task_->settle(timeout, released.options());
+    task_->await_end(timeout, released.options());
 }
 
 bool WorkHandle::done() {

@@ -32,7 +32,7 @@ void finish(rankwise_request& request, std::optional<double> timeout, rankwise_m
         r.wait(timeout);
         describe(message, r.arrival());
     } catch (const TimedOut&) {
-        if (r.complete()) drop(request);
+        if (r.has_result()) drop(request);
         throw;
     } catch (const Interrupted&) {
         throw;

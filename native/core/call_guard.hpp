@@ -19,9 +19,9 @@ public:
               size_t piece = collectives::kSeveral)
         : comm_(comm), call_(options.started ? comm.memory_->no_use() : comm.begin_call(options)) {
         CallLog& log = comm.transport_.log;
-        refused_ = options.started && (piece == collectives::kSeveral || !comm.transport_.ring.may_start(piece));
-        if (refused_) {
-            options.started->refused = true;
+        must_run_later_ = options.started && (piece == collectives::kSeveral || !comm.transport_.ring.may_start(piece));
+        if (must_run_later_) {
+            options.started->must_run_later = true;
             options.started->bytes = bytes;
             return;
         }
@@ -31,36 +31,35 @@ public:
         comm.transport_.started = options.started;
     }
     ~CallGuard() {
-        if (refused_) return;
+        if (must_run_later_) return;
         Started* const started = std::exchange(comm_.transport_.started, nullptr);
         if (started && started->finish) {
             comm_.transport_.ring.started();
             started->call = comm_.transport_.log.suspend();
             return;
         }
-        comm_.transport_.ring.prefetch_next();
-        comm_.transport_.log.end();
+        comm_.transport_.end_call();
     }
     // Runs the steps of the call, unless it was to be started and cannot be now.
     template <class Steps> void run(const Steps& steps) const {
-        if (!refused_) comm_.or_give_up(steps);
+        if (!must_run_later_) comm_.or_fail_group(steps);
     }
     Lock keep_lock() { return Lock(call_); }
 
 private:
     Comm& comm_;
     GroupMemory::Use call_;
-    bool refused_ = false;
+    bool must_run_later_ = false;
 };
 
 // Other ranks may wait for what these steps do, so if they throw, the group fails; unless all ranks throw.
-template <class Steps> void Comm::or_give_up(const Steps& steps) {
+template <class Steps> void Comm::or_fail_group(const Steps& steps) {
     try {
         steps();
     } catch (const Unsupported&) {
         throw;
     } catch (const std::exception& e) {
-        give_up(e);
+        fail_in_call(e);
         throw;
     }
 }

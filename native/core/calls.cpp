@@ -145,7 +145,7 @@ Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void*
     return {};
 }
 
-void Comm::give_up(const std::exception& why) {
+void Comm::fail_in_call(const std::exception& why) {
     if (fork_.is_child() || group_.failed()) return;
     const char* const operation = name(transport_.log.op());
     const auto fail = [&](Cause cause, std::initializer_list<std::string_view> how) {

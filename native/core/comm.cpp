@@ -17,25 +17,21 @@ namespace rankwise {
 // Begins a call after all queued operations have run.
 GroupMemory::Use Comm::begin_call(const CallOptions& options) {
     check_open();
-    if (stream_.idle() && memory_->try_begin()) return memory_->call(false);
+    if (stream_.idle() && memory_->try_begin()) return memory_->call_with_lock();
     if (memory_->in_own_call())
         throw Error("a signal handler cannot call an operation of a group in the middle of another one");
     if (memory_->locked_by_caller()) {
         if (!memory_->begin_locked()) throw_closed();
-        return memory_->call(true);
+        return memory_->call_inside_lock();
     }
     if (!stream_.on_own_thread()) stream_.sync(timeout(), options);
     begin_after_others(options);
-    return memory_->call(false);
+    return memory_->call_with_lock();
 }
 
 void Comm::begin_after_others(const CallOptions& options) {
     if (memory_->try_begin()) return;
     options.before_waiting();
-    wait_for_calls();
-}
-
-void Comm::wait_for_calls() {
     const OpenLease lease(*this);
     if (!memory_->begin_when_unlocked(Waiter(timeout(), transport_.program), [this] { check_open(); }))
         throw TimedOut("another thread's call on this communicator did not finish within " + seconds(timeout()),
@@ -169,21 +165,21 @@ std::string Comm::exchange_conditions() {
     agreed.yields &= agreed.oversubscribed;
     agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
     transport_.set_conditions(agreed);
-    if (transport_.n > 1 && !agreed.oversubscribed) set_peers_far(time_of_step() > tuning::kFar);
+    if (transport_.n > 1 && !agreed.oversubscribed) set_peers_far(time_of_step() > kFarStep);
     transport_.log.restart_numbering();
     return {};
 }
 
 // The lower quartile of the times in which this rank posts a step and sees one of the rank furthest from it.
 std::chrono::nanoseconds Comm::time_of_step() {
-    std::array<std::chrono::nanoseconds, tuning::kStepsTimed> times;
+    std::array<std::chrono::nanoseconds, kStepsTimed> times;
     for (auto& time : times) {
         const auto begin = Clock::now();
         transport_.ring.await((rank() + transport_.n / 2) % transport_.n, transport_.ring.post());
         time = Clock::now() - begin;
     }
-    std::nth_element(times.begin(), times.begin() + tuning::kStepsTimed / 4, times.end());
-    return times[tuning::kStepsTimed / 4];
+    std::nth_element(times.begin(), times.begin() + kStepsTimed / 4, times.end());
+    return times[kStepsTimed / 4];
 }
 
 Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings)

@@ -63,7 +63,7 @@ public:
     bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-    // The operations of the contract. They throw BadArgument before anything is sent, else what FailureRecord throws.
+    // The operations of the contract. They throw BadArgument before anything is sent, else what FailureReporter throws.
     void barrier(const CallOptions& options = {});  // completes this rank's messages too
     void barrier_without_sync(const CallOptions& options = {});
     void broadcast(void* data, uint64_t count, DType dtype, int root, const CallOptions& options = {});
@@ -179,15 +179,15 @@ public:
 
 private:
     class CallGuard;
-    class Operation;
+    class StartedCall;
     class Body;
     template <Op operation> struct Collective;
     template <Op operation>
     void scan_as(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options);
-    template <class Steps> void or_give_up(const Steps& steps);
-    [[gnu::cold]] void give_up(const std::exception& why);
-    // Runs what this rank has started and left to whoever waits for it, when a peer does.
-    class StandIn final : public InBackground {
+    template <class Steps> void or_fail_group(const Steps& steps);
+    [[gnu::cold]] void fail_in_call(const std::exception& why);
+    // Runs what this rank has started and deferred, when a peer waits for it.
+    class StandIn final : public BackgroundWork {
     public:
         explicit StandIn(Comm& comm);
         ~StandIn();
@@ -204,11 +204,10 @@ private:
     GroupMemory::Use begin_call(const CallOptions& options = {});
     void begin_after_others(const CallOptions& options);
     void complete(Started& started, const CallOptions& options);
-    std::shared_ptr<Task> leave(std::shared_ptr<Task> task, bool overlaps, std::string site,
+    std::shared_ptr<Task> defer(std::shared_ptr<Task> task, bool overlaps, std::string site,
                                 const CodePlace& place = {});
-    void take_back();
+    void deferred_begins();
     void hurry() noexcept;
-    void wait_for_calls();
     // What is no call, but uses the group's memory.
     struct OpenLease {
         explicit OpenLease(const Comm& comm);
@@ -245,7 +244,7 @@ private:
         members_;             // the world rank of each rank, like process_ also known when the group's memory is gone
     const uint32_t process_;  // number of this rank's process
     const Settings settings_;
-    FailureRecord failures_;
+    FailureReporter failures_;
     Transport transport_;
     std::shared_ptr<Messages> messages_;
     Stream stream_;

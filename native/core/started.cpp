@@ -6,15 +6,15 @@
 namespace rankwise {
 
 // A collective that has been started. Either its step is posted and it has only to be completed, or all of it is left.
-class Comm::Operation final : public Task {
+class Comm::StartedCall final : public Task {
 public:
-    Operation(Comm& comm, std::function<void(const CallOptions&)> call) : comm_(comm), call_(std::move(call)) {}
+    StartedCall(Comm& comm, std::function<void(const CallOptions&)> call) : comm_(comm), call_(std::move(call)) {}
     // Posts its step, if that can be done now. Returns whether it has begun.
     bool begin() {
         call_({.started = &started_});
-        return !started_.refused;
+        return !started_.must_run_later;
     }
-    bool complete() const { return !started_.refused && !started_.finish; }
+    bool complete() const { return !started_.must_run_later && !started_.finish; }
     bool overlaps() const {
         return started_.bytes >= (comm_.conditions().oversubscribed ? kOverlappedOnSharedCores : kOverlapped);
     }
@@ -31,7 +31,7 @@ private:
     bool may_run() const override { return !comm_.memory_->in_own_call(); }
     void run(const CallOptions& options) override {
         if (begun()) return comm_.complete(started_, options);
-        comm_.take_back();
+        comm_.deferred_begins();
         options.before_waiting();
         call_({});
     }
@@ -52,16 +52,16 @@ private:
 std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, const CodePlace& place) {
     const OpenLease lease(*this);
     std::string site = place.code ? "" : Stream::call_site(transport_.program);
-    auto operation = std::make_shared<Operation>(*this, std::move(call));
+    auto operation = std::make_shared<StartedCall>(*this, std::move(call));
     if (stream_.only_begun() && !group_.failed() && memory_->try_begin()) {
         // Not begin_call, which would wait for the queue: what is in it has posted its steps already.
-        const GroupMemory::Use in_order = memory_->call(false);
+        const GroupMemory::Use in_order = memory_->call_with_lock();
         if (operation->begin())
-            return operation->complete() ? Stream::settled(operation)
+            return operation->complete() ? Stream::finished(operation)
                                          : stream_.enqueue(operation, std::move(site), place);
     }
     const bool overlaps = operation->overlaps();
-    return leave(std::move(operation), overlaps, std::move(site), place);
+    return defer(std::move(operation), overlaps, std::move(site), place);
 }
 
 // Code of the program that makes several calls.
@@ -73,7 +73,7 @@ private:
     bool for_waiters() const override { return true; }
     bool may_run() const override { return !comm_.memory_->in_own_call(); }
     void run(const CallOptions& options) override {
-        comm_.take_back();
+        comm_.deferred_begins();
         options.before_waiting();
         FunctionTask::run(options);
     }
@@ -83,25 +83,25 @@ private:
 
 std::shared_ptr<Task> Comm::start_body(std::function<void()> body) {
     const OpenLease lease(*this);
-    return leave(std::make_shared<Body>(*this, std::move(body)), false, Stream::call_site(transport_.program));
+    return defer(std::make_shared<Body>(*this, std::move(body)), false, Stream::call_site(transport_.program));
 }
 
 // Queues what has not begun, for whoever waits for it, or for a thread: at once if it shall overlap with the program,
 // or else when a peer waits for this rank.
-std::shared_ptr<Task> Comm::leave(std::shared_ptr<Task> task, bool overlaps, std::string site, const CodePlace& place) {
+std::shared_ptr<Task> Comm::defer(std::shared_ptr<Task> task, bool overlaps, std::string site, const CodePlace& place) {
     stand_in_.listen();
     task = stream_.enqueue(std::move(task), std::move(site), place);
-    if (transport_.ring.leave_operation() || overlaps) hurry();
+    if (transport_.ring.announce_deferred() || overlaps) hurry();
     return task;
 }
 
-// Called by what was left, when it begins.
-void Comm::take_back() {
-    group_.peers[rank()].idle.store(Idle::None);
-    if (!stream_.last_not_begun() && transport_.ring.leave_operation()) hurry();
+// Called by what was deferred, when it begins.
+void Comm::deferred_begins() {
+    group_.peers[rank()].deferred.store(Deferred::None);
+    if (!stream_.last_not_begun() && transport_.ring.announce_deferred()) hurry();
 }
 
-// A thread runs what is left, if the system gives one. If not, it is left to whoever waits for it, and a peer that
+// A thread runs what is deferred, if the system gives one. If not, whoever waits for it runs it, and a peer that
 // waits for this rank calls for it again (StandIn).
 void Comm::hurry() noexcept {
     try {
@@ -126,11 +126,11 @@ void Comm::StandIn::stop() {
 }
 
 bool Comm::StandIn::notified() noexcept {
-    std::atomic<Idle>& idle = comm_.group_.peers[comm_.rank()].idle;
-    return idle.load() == Idle::Awaited && idle.exchange(Idle::None) == Idle::Awaited;
+    std::atomic<Deferred>& deferred = comm_.group_.peers[comm_.rank()].deferred;
+    return deferred.load() == Deferred::Awaited && deferred.exchange(Deferred::None) == Deferred::Awaited;
 }
 
-InBackground::Next Comm::StandIn::advance() noexcept {
+BackgroundWork::Next Comm::StandIn::advance() noexcept {
     try {
         comm_.stream_.hurry();
     } catch (const std::exception& e) {  // the system gives no thread: no peer may wait forever
@@ -143,28 +143,24 @@ InBackground::Next Comm::StandIn::advance() noexcept {
 // The rest of an operation whose step this rank has posted.
 void Comm::complete(Started& started, const CallOptions& options) {
     const GroupMemory::Use call = begin_call(options);
-    StepRing& ring = transport_.ring;
-    CallLog& log = transport_.log;
     struct End {
-        StepRing& ring;
-        CallLog& log;
+        Transport& transport;
         bool later = false;
         ~End() {
             if (later) return;
-            ring.completed();
-            ring.prefetch_next();
-            log.end();
+            transport.ring.completed();
+            transport.end_call();
         }
-    } end{ring, log};
-    log.resume(started.call, options);
+    } end{transport_};
+    transport_.log.resume(started.call, options);
     try {
         started.finish();
     } catch (const Interrupted&) {
         end.later = true;
-        started.call = log.suspend();
+        started.call = transport_.log.suspend();
         throw;
     } catch (const std::exception& e) {
-        give_up(e);
+        fail_in_call(e);
         throw;
     }
 }
@@ -196,11 +192,11 @@ void Comm::wait_for_mark(const std::shared_ptr<Task>& mark) {
     const Waiter waiter(timeout());
     const auto late = [&] { return waiter.left().count() < 0; };
     switch (stream_.wait_for(mark, [&] { return group_.failed() || late(); })) {
-    case Stream::Outcome::Reached: return;
-    case Stream::Outcome::Closing: return;  // no task behind it will run
-    case Stream::Outcome::Failed:
+    case Stream::WaitResult::Reached: return;
+    case Stream::WaitResult::Closing: return;  // no task behind it will run
+    case Stream::WaitResult::Failed:
         return abort("waited, before its next operation, for an event that can no longer be reached");
-    case Stream::Outcome::Stopped: break;
+    case Stream::WaitResult::Stopped: break;
     }
     if (late()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.begun(), std::to_string(rank()));
 }

@@ -163,7 +163,7 @@ void forced_algorithm(int n, bool oversubscribed, Op op, Algorithm algorithm) {
                  {uint64_t(0), unit, 24 / unit * unit, 40 / unit * unit, 4097 * unit, 70001 * unit, 300007 * unit}) {
                 if (ranks::shortened() && count > 70001 * unit) continue;
                 const uint64_t bytes = count * sizeof(float);
-                if ((small && bytes > kInline) || (flat && bytes > tuning::kFlatLimit)) {
+                if ((small && bytes > kInline) || (flat && bytes > kFlatLimit)) {
                     CHECK_EQ(ranks::thrown([&] { call(c, op, count, false, what); }), "Unsupported");
                     continue;
                 }

@@ -42,9 +42,10 @@ void objects_in_parts(Comm& c) {
     for (uint64_t large : {10, 1000, 300000}) {
         const auto head = message(c.rank(), 1, 3), body = message(c.rank(), 2, large), tail = message(c.rank(), 3, 1);
         auto part = [](const std::vector<int64_t>& v) {
-            return Part{reinterpret_cast<const uint8_t*>(v.data()), v.size() * 8};
+            return Stretch{reinterpret_cast<const uint8_t*>(v.data()), v.size() * 8};
         };
-        const auto sending = c.messages().send_object({part(head), Part{nullptr, 0}, part(body), part(tail)}, next, 0);
+        const auto sending =
+            c.messages().send_object({part(head), Stretch{nullptr, 0}, part(body), part(tail)}, next, 0);
         const auto receiving = c.messages().recv_any(Wanted::Object, previous, 0);
         receiving->wait(std::nullopt);
         CHECK_EQ(receiving->count(), (3 + large + 1) * 8);
@@ -96,7 +97,7 @@ void arrays_up_to_a_length(Comm& c) {
     c.messages().send(three.data(), 3, DType::I64, self, 7);
     CHECK_EQ(ranks::thrown([&] { c.messages().recv_up_to_now(in.data(), 2, DType::I64, self, 7); }), "Mismatch");
     CHECK_EQ(c.messages().recv_up_to_now(in.data(), 4, DType::I64, self, 7).count, 3u);
-    c.messages().send_object({Part{reinterpret_cast<const uint8_t*>(three.data()), 24}}, self, 8);
+    c.messages().send_object({Stretch{reinterpret_cast<const uint8_t*>(three.data()), 24}}, self, 8);
     CHECK_EQ(ranks::thrown([&] { c.messages().recv_up_to_now(in.data(), 4, DType::I64, self, 8); }), "Mismatch");
     c.messages().recv_any(Wanted::Object, self, 8)->wait(std::nullopt);
 }
@@ -130,10 +131,10 @@ void one_of_several(Comm& c) {
     for (int i = 0; i < 3; ++i)
         receiving.push_back(c.messages().recv_up_to(&in[size_t(i)], 1, DType::I64, kAny, 1 + i));
     Request::await_any(receiving, 0);
-    CHECK(!receiving[1]->complete());
+    CHECK(!receiving[1]->has_result());
     c.messages().send_now(&x, 1, DType::I64, 1, 9);
     Request::await_any(receiving, 30);
-    CHECK(receiving[1]->complete() && in[1] == 5 && !receiving[0]->complete());
+    CHECK(receiving[1]->has_result() && in[1] == 5 && !receiving[0]->has_result());
     receiving[0]->cancel(), receiving[2]->cancel();
 }
 
@@ -152,7 +153,7 @@ void refused_messages_stay(Comm& c) {
         r->wait(std::nullopt);
         CHECK(holds(*r, expected), "a message that was refused comes first");
     }
-    c.messages().send_object({Part{reinterpret_cast<const uint8_t*>(first.data()), 24}}, self, 8);
+    c.messages().send_object({Stretch{reinterpret_cast<const uint8_t*>(first.data()), 24}}, self, 8);
     std::vector<int64_t> in(3);
     CHECK_EQ(ranks::thrown([&] { c.messages().recv(in.data(), 3, DType::I64, self, 8)->wait(std::nullopt); }),
              "Mismatch");
@@ -177,7 +178,7 @@ void whatever_comes(Comm& c) {
             if (early) receive();
             c.messages().send(first.data(), large, DType::I64, self, 7);
             c.messages().send(second.data(), 3, DType::I64, self, 7);
-            c.messages().send_object({Part{reinterpret_cast<const uint8_t*>(second.data()), 24}}, self, 7);
+            c.messages().send_object({Stretch{reinterpret_cast<const uint8_t*>(second.data()), 24}}, self, 7);
             c.messages().send(second.data(), 3, DType::I64, self, 7);
             if (!early) receive();
             for (auto& each : receiving) each->wait(std::nullopt);
@@ -229,7 +230,7 @@ void given_up_receives_lose_nothing(Comm& c) {
         } catch (const TimedOut&) {
         }
         gone->cancel();
-        const bool received = gone->complete();
+        const bool received = gone->has_result();
         CHECK(!received || holds(*gone, large), "complete before it was given up");
         if (!received) {
             const auto r = c.messages().recv_any(Wanted::Any, 0, kAny);

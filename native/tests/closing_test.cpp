@@ -414,7 +414,7 @@ void cancelled_again_after_close() {
         ranks::thrown([&] { request->wait(1); });
         ranks::thrown([&] { Request::await_any({request}, 1); });
     }
-    CHECK(!pending->cancelled() && !pending->complete());
+    CHECK(!pending->cancelled() && !pending->has_result());
 }
 
 }  // namespace

@@ -367,7 +367,7 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
                        const auto receive = [&](Rank&, int from) {
                            std::vector<float> kept(count);
                            Arrival found{};
-                           const auto accept = [&](const Header& h) {
+                           const auto accept = [&](const MessageHeader& h) {
                                return h.bytes <= count * sizeof(float) ? bytes(kept.data()) : nullptr;
                            };
                            const auto message = r.c.messages().recv_any_now(Wanted::Any, kAny, 0, accept, found, {});

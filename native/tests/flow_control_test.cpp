@@ -95,7 +95,7 @@ void given_up_at_random(Comm& c) {
             auto out = message(0, i, length(i));
             const auto* bytes = reinterpret_cast<const uint8_t*>(out.data());
             const auto sending =
-                c.messages().send_object({Part{bytes, 80}, Part{bytes + 80, out.size() * 8 - 80}}, 1, 0);
+                c.messages().send_object({Stretch{bytes, 80}, Stretch{bytes + 80, out.size() * 8 - 80}}, 1, 0);
             try {
                 sending->wait(1e-4 * (i % 4));
             } catch (const TimedOut&) {
@@ -105,12 +105,12 @@ void given_up_at_random(Comm& c) {
             std::fill(out.begin(), out.end(), -1);
         }
         const auto last = message(0, kLast, 20);
-        c.messages().send_object_now({Part{reinterpret_cast<const uint8_t*>(last.data()), 160}}, 1, 0);
+        c.messages().send_object_now({Stretch{reinterpret_cast<const uint8_t*>(last.data()), 160}}, 1, 0);
         return;
     }
     for (int64_t before = -1, number = 0; number != kLast; before = number) {
         std::shared_ptr<Request> r;
-        for (int tries = 0; !r || !r->complete(); ++tries) {
+        for (int tries = 0; !r || !r->has_result(); ++tries) {
             r = c.messages().recv_any(Wanted::Object, 0, 0);
             try {
                 r->wait(2e-4 * (tries % 3));

@@ -124,14 +124,16 @@ void objects_between_arrays(Comm& c) {
     if (c.rank() > 1) return;
     for (int i = 0; i < 40; ++i) {
         const int from = i / 4 % 2, other = 1 - c.rank();
-        const bool object = i % 3, waits = i % 2;
+        const bool object = i % 3;
+        const auto caller = i % 2 ? Messages::Caller::WaitsAtOnce : Messages::Caller::GoesOn;
         const auto sent = message(from, i, 100003);
         const uint64_t bytes = sent.size() * 8;
         if (c.rank() == from) {
             const auto* data = reinterpret_cast<const uint8_t*>(sent.data());
-            const auto sending =
-                object ? c.messages().send_object({Part{data, 100}, Part{data + 100, bytes - 100}}, other, i, {}, waits)
-                       : c.messages().send(sent.data(), sent.size(), DType::I64, other, i, {}, waits);
+            const auto sending = object
+                                     ? c.messages().send_object({Stretch{data, 100}, Stretch{data + 100, bytes - 100}},
+                                                                other, i, {}, caller)
+                                     : c.messages().send(sent.data(), sent.size(), DType::I64, other, i, {}, caller);
             sending->wait(std::nullopt);
             continue;
         }
@@ -154,11 +156,12 @@ void object_after_an_array(Comm& c) {
     for (uint64_t count : {20000, 1 << 16, 1 << 18}) {
         const auto array = message(0, 1, 1 << 17), object = message(0, 2, count);
         if (c.rank() == 0) {
-            const Part part{reinterpret_cast<const uint8_t*>(object.data()), count * 8};
-            const auto first = c.messages().send_object({part}, 1, 1, {}, true);
+            const Stretch part{reinterpret_cast<const uint8_t*>(object.data()), count * 8};
+            const auto first = c.messages().send_object({part}, 1, 1, {}, Messages::Caller::WaitsAtOnce);
             meet(c);
             meet(c);
-            const auto second = c.messages().send(array.data(), array.size(), DType::I64, 1, 2, {}, true);
+            const auto second =
+                c.messages().send(array.data(), array.size(), DType::I64, 1, 2, {}, Messages::Caller::WaitsAtOnce);
             meet(c);
             meet(c);
             first->wait(std::nullopt);
@@ -212,7 +215,7 @@ void synchronous(Comm& c) {
         CHECK_EQ(ranks::thrown([&] { other->wait(0.05); }), "TimedOut");
         other->cancel();
         meet(c);
-        CHECK(!sending.complete(), "before the receive");
+        CHECK(!sending.has_result(), "before the receive");
         meet(c);
     };
     for (uint64_t count : {0, 1, 20003}) {
@@ -229,8 +232,9 @@ void synchronous(Comm& c) {
         c.messages().send_synchronously(out.data(), count, DType::I64, next, 10)->wait(std::nullopt);
         receiving->wait(std::nullopt);
 
-        const Part part{reinterpret_cast<const uint8_t*>(out.data()), count * sizeof(int64_t)};
-        sending = c.messages().send_object({part}, next, 10, {}, false, true);
+        const Stretch part{reinterpret_cast<const uint8_t*>(out.data()), count * sizeof(int64_t)};
+        sending =
+            c.messages().send_object({part}, next, 10, {}, Messages::Caller::GoesOn, Messages::SendMode::Synchronous);
         stays(*sending);
         const auto object = c.messages().recv_any(Wanted::Object, previous, 10);
         object->wait(std::nullopt);
@@ -476,17 +480,17 @@ void no_room_for_padding() {
         2,
         [](Comm& c) {
             if (c.rank() == 1) return meet(c);
-            const uint64_t piece = tuning::kRingPiece, bytes = tuning::ring_bytes(2) + piece - sizeof(Header);
+            const uint64_t piece = kRingPiece, bytes = ring_bytes(2) + piece - sizeof(MessageHeader);
             const std::vector<uint8_t> longer(bytes);
             const auto first = c.messages().send(longer.data(), bytes, DType::U8, 1, 0);
             Channel& channel = *c.segment()->at<Channel>(
                 c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1).load());
-            channel.read += sizeof(Header) + piece;  // as if its receiver had read so much
+            channel.read += sizeof(MessageHeader) + piece;  // as if its receiver had read so much
             first->wait(std::nullopt);
             const uint64_t at = channel.written.load();
-            CHECK_EQ(channel.room(), sizeof(Header));
+            CHECK_EQ(channel.room(), sizeof(MessageHeader));
             const auto second = c.messages().send(longer.data(), 0, DType::U8, 1, 0);
-            CHECK_EQ(channel.written.load(), at + sizeof(Header));
+            CHECK_EQ(channel.written.load(), at + sizeof(MessageHeader));
             CHECK(channel.stamp_at(at).load() != channel.stamp(at), "an unfinished message is marked");
             meet(c);
             c.close(0);

@@ -147,8 +147,6 @@ struct Tuning {
     uint64_t digest() const;
 };
 
-namespace tuning {
-
 inline constexpr size_t kFlatLimit = 64 * KiB;  // fits any slot: a flat all_reduce cannot be larger
 // all_gather into the peers' memory: a rank writes so much to each of them in turn, while it is in the cache.
 inline constexpr size_t kPutPiece = 256 * KiB;
@@ -157,7 +155,7 @@ inline constexpr size_t kPutPiece = 256 * KiB;
 // instead of 31. Between cores of a Xeon that share one (150 ns), it would take 10.5 us instead of 7.5 at 64 KiB.
 inline constexpr size_t kThroughMemory = 16 * KiB;
 // Cores are far from each other if a step between them takes longer than this: the lower quartile of kStepsTimed steps.
-inline constexpr std::chrono::nanoseconds kFar{300};
+inline constexpr std::chrono::nanoseconds kFarStep{300};
 inline constexpr int kStepsTimed = 16;
 // In a gather of two ranks, root also copies half of a block smaller than this.
 inline constexpr size_t kSmallGather = 1 * MiB;
@@ -203,6 +201,8 @@ inline constexpr uint64_t piece_of_job(uint64_t bytes) {
     return std::max(std::clamp<uint64_t>(round_up(bytes / 2, 4 * KiB), 16 * KiB, 32 * KiB),
                     std::min<uint64_t>(round_up(bytes / 4, 4 * KiB), 256 * KiB));
 }
+
+namespace tuning {
 
 // ---- the thresholds by their names, which a tuning file uses ----
 

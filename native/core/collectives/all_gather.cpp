@@ -24,8 +24,8 @@ bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv
 bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     const size_t mine = blocks.size(t.rank), begin = blocks.offset(t.rank);
     return in_exposed_memory(t, choice, {}, {recv, blocks.total()}, -1, [&](ExposedBuffers& exposed) {
-        for (size_t at = 0; at < mine; at += tuning::kPutPiece) {
-            const size_t length = std::min(tuning::kPutPiece, mine - at);
+        for (size_t at = 0; at < mine; at += kPutPiece) {
+            const size_t length = std::min(kPutPiece, mine - at);
             copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
             for (int i = 1; i < t.n; ++i) exposed.put((t.rank + i) % t.n, send + at, begin + at, length);
         }

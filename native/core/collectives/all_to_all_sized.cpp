@@ -57,7 +57,7 @@ struct Learnt {
                 const size_t bytes = checked_bytes(count, item);
                 if (to == s.rank) {
                     receives[size_t(from)] = count;
-                    if (before + bytes > header.total) t.failures.overwritten("a slot header", from);
+                    if (before + bytes > header.total) t.failures.throw_overwritten("a slot header", from);
                 } else {
                     begin = checked_bytes(begin + bytes);
                     before += to == from ? 0 : bytes;

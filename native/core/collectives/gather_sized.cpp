@@ -62,7 +62,7 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
         const uint64_t step = post_block(s, block, count, bytes, position);
         s.release(position);
         if (bytes <= tuning::kShortBlock) return;
-        s.await(root, step);  // a message alone would not call for a root that has left the operation
+        s.await(root, step);  // a message alone would not call for a root that has deferred the operation
         const Transfer sent = long_block(root, block, bytes);
         return void(messages.exchange({&sent, 1}, {}, options));
     }

@@ -65,7 +65,7 @@ bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, u
     const uint64_t step = s.post();
     s.await_sender(root, step);
     copy_bytes(&header, s.payload(root, step), sizeof header);
-    if (header.dtype < 0 || header.dtype >= kDTypes) t.failures.overwritten("a slot header", root);
+    if (header.dtype < 0 || header.dtype >= kDTypes) t.failures.throw_overwritten("a slot header", root);
     const size_t part = part_of(s, header);
     switch (algorithm_of(t, header, part)) {
     case Algorithm::Inline: {

@@ -83,7 +83,7 @@ void scatter_sized(Transport& t, Division& division, const uint8_t* blocks, cons
         step = s.post();
         s.await_sender(root, step);
         copy_bytes(&header, s.payload(root, step), sizeof header);
-        if (header.words > s.slot_bytes() / kWord - size_t(s.n)) t.failures.overwritten("a slot header", root);
+        if (header.words > s.slot_bytes() / kWord - size_t(s.n)) t.failures.throw_overwritten("a slot header", root);
         division.item = header.item;
         division.counts.resize(size_t(s.n));
         division.words.resize(header.words);

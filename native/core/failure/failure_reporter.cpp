@@ -143,44 +143,45 @@ std::string call_site_of(const PeerSlot& peer) {
 
 }  // namespace
 
-void FailureRecord::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.number()), t_.log.options()); }
+void FailureReporter::throw_failure() { throw_failure(name(t_.log.op()), int64_t(t_.log.number()), t_.log.options()); }
 
-void FailureRecord::lost(int peer) { lost(peer, name(t_.log.op()), int64_t(t_.log.number())); }
+void FailureReporter::throw_lost(int peer) { throw_lost(peer, name(t_.log.op()), int64_t(t_.log.number())); }
 
-void FailureRecord::lost(int peer, const std::string& operation, int64_t sequence) {
+void FailureReporter::throw_lost(int peer, const std::string& operation, int64_t sequence) {
     fail_group(t_.group, Cause::PeerLost, peer, t_.group.peers[peer].calls.load(), "");
     throw_failure(operation, sequence);
 }
 
-void FailureRecord::mismatch() {
+void FailureReporter::throw_mismatch() {
     fail_group(t_.group, Cause::Mismatch, t_.rank, t_.log.number(), "");
     throw_failure();
 }
 
-void FailureRecord::overwritten(const char* what, int peer) {
-    overwritten(std::string(what) + " of rank " + std::to_string(peer), name(t_.log.op()), int64_t(t_.log.number()));
+void FailureReporter::throw_overwritten(const char* what, int peer) {
+    throw_overwritten(std::string(what) + " of rank " + std::to_string(peer), name(t_.log.op()),
+                      int64_t(t_.log.number()));
 }
 
-void FailureRecord::overwritten(const std::string& what, const std::string& operation, int64_t sequence) {
+void FailureReporter::throw_overwritten(const std::string& what, const std::string& operation, int64_t sequence) {
     fail_group(
         t_.group, Cause::PeerLost, t_.rank, t_.log.number(),
         "found that " + what + " had been overwritten in shared memory, perhaps by an array access outside its bounds");
     throw_failure(operation, sequence);
 }
 
-void FailureRecord::refuse(const Call& call, const CallOptions& options) {
+void FailureReporter::refuse(const Call& call, const CallOptions& options) {
     refused_ = call;
     throw_failure(name(call.op()), int64_t(t_.log.number()) + 1, options);
 }
 
-void FailureRecord::compare_last() {
+void FailureReporter::compare_last() {
     makes_calls_ = false;
     if (t_.group.failed() && t_.group.failure().cause == Cause::Mismatch && !mismatch_thrown_)
-        throw_mismatch("");  // found by a peer
-    if (!t_.group.failed() && !t_.ring.last_calls_agree()) mismatch();
+        report_mismatch("");  // found by a peer
+    if (!t_.group.failed() && !t_.ring.last_calls_agree()) throw_mismatch();
 }
 
-void FailureRecord::timed_out(uint64_t steps) {
+void FailureReporter::throw_timed_out(uint64_t steps) {
     // The awaited ranks that have not begun the operation are to blame, if there are any: the other awaited ranks may
     // be waiting for them too.
     const uint64_t number = t_.log.number();
@@ -205,11 +206,11 @@ void FailureRecord::timed_out(uint64_t steps) {
     throw_failure();
 }
 
-std::string FailureRecord::of_group() const {
+std::string FailureReporter::of_group() const {
     return t_.group.number ? " of group " + name_of_group(t_.segment.header(), t_.group.number) : "";
 }
 
-RankTexts FailureRecord::states() const {
+RankTexts FailureReporter::states() const {
     RankTexts result;
     for (int p = 0; p < t_.n; ++p) {
         const int world_rank = t_.members[size_t(p)].world_rank;
@@ -222,7 +223,7 @@ RankTexts FailureRecord::states() const {
     return result;
 }
 
-RankTexts FailureRecord::request_stacks(const std::vector<int>& peers) const {
+RankTexts FailureReporter::request_stacks(const std::vector<int>& peers) const {
     std::vector<int> world;
     for (int p : peers) world.push_back(t_.members[size_t(p)].world_rank);
     RankTexts result = rankwise::request_stacks(t_.segment, world);
@@ -230,19 +231,19 @@ RankTexts FailureRecord::request_stacks(const std::vector<int>& peers) const {
     return result;
 }
 
-std::string FailureRecord::deadlock(double limit) const {
+std::string FailureReporter::deadlock(double limit) const {
     if (t_.log.part()) return "";            // the ranks also wait in the operations of which this is a part
     if (limit < t_.ring.timeout) return "";  // the program means to come back later
     return describe_deadlock(awaited_ranks(t_.segment, t_.group, t_.members, limit), t_.rank);
 }
 
-std::string FailureRecord::certain_deadlock() const {
+std::string FailureReporter::certain_deadlock() const {
     return t_.log.part() ? "" : rankwise::certain_deadlock(t_.segment, t_.group, t_.members, t_.rank);
 }
 
 // Publishes, once for each group, where in the program this rank made the call that failed, and the call itself if it
 // was refused.
-void FailureRecord::publish_call_site() {
+void FailureReporter::publish_call_site() {
     CallSite& site = t_.group.peers[t_.rank].site;
     uint32_t none = 0;
     if (!site.state.compare_exchange_strong(none, 1)) return;
@@ -255,7 +256,7 @@ void FailureRecord::publish_call_site() {
 
 // Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
 // they made the call.
-void FailureRecord::await_call_sites() const {
+void FailureReporter::await_call_sites() const {
     Waiter waiter(kCallSiteTimeout);
     for (int p = 0; p < t_.n; ++p) {
         const int world_rank = t_.members[size_t(p)].world_rank;
@@ -267,7 +268,7 @@ void FailureRecord::await_call_sites() const {
     }
 }
 
-void FailureRecord::throw_mismatch(const std::string& danger) {
+void FailureReporter::report_mismatch(const std::string& danger) {
     mismatch_thrown_ = true;
     constexpr uint64_t kCallsShown = 3;  // of a rank
     publish_call_site();
@@ -305,7 +306,7 @@ void FailureRecord::throw_mismatch(const std::string& danger) {
 }
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
-std::string FailureRecord::awaited_message() const {
+std::string FailureReporter::awaited_message() const {
     const Whereabouts where = whereabouts(t_.segment, t_.members[size_t(t_.rank)].world_rank);
     return where.inside && where.operation->peer && where.operation->group == t_.group.number
                ? to_string(*where.operation, t_.group.number)
@@ -313,7 +314,7 @@ std::string FailureRecord::awaited_message() const {
 }
 
 // If ranks may still be writing into an array of this rank, a text that says so. Only a collective exposes memory.
-std::string FailureRecord::await_no_writers(const Failure& f) {
+std::string FailureReporter::await_no_writers(const Failure& f) {
     const double limit =
         f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer).count() : t_.ring.timeout.load();
     const std::vector<int> writers = t_.memory.await_no_writers(Waiter(limit, t_.program));
@@ -325,7 +326,7 @@ std::string FailureRecord::await_no_writers(const Failure& f) {
            writers.size() == 1 ? "that rank has raised an error or ended" : "these ranks have raised errors or ended";
 }
 
-void FailureRecord::throw_failure(const std::string& operation, int64_t sequence, const CallOptions& options) {
+void FailureReporter::throw_failure(const std::string& operation, int64_t sequence, const CallOptions& options) {
     options.before_waiting();
     const Failure f = t_.group.failure();
     const std::string danger = sequence < 0 ? "" : await_no_writers(f);
@@ -335,14 +336,14 @@ void FailureRecord::throw_failure(const std::string& operation, int64_t sequence
                                        " was in " + operation + (sequence < 0 ? "" : " #" + std::to_string(sequence)) +
                                        of_group();
     switch (f.cause) {
-    case Cause::PeerLost: throw_lost(f, here, danger, operation, sequence);
-    case Cause::TimedOut: throw_timed_out(f, here, danger, operation, sequence);
-    default: throw_mismatch(danger);
+    case Cause::PeerLost: report_lost(f, here, danger, operation, sequence);
+    case Cause::TimedOut: report_timed_out(f, here, danger, operation, sequence);
+    default: report_mismatch(danger);
     }
 }
 
-void FailureRecord::throw_lost(const Failure& f, const std::string& here, const std::string& danger,
-                               const std::string& operation, int64_t sequence) {
+void FailureReporter::report_lost(const Failure& f, const std::string& here, const std::string& danger,
+                                  const std::string& operation, int64_t sequence) {
     loss_found();
     const int world_rank = t_.members[size_t(f.rank)].world_rank;
     std::string how = f.how, where;
@@ -364,7 +365,7 @@ void FailureRecord::throw_lost(const Failure& f, const std::string& here, const 
 }
 
 // What the rank that timed out has reported, or, if it could not, what this rank knows.
-TimeoutReport FailureRecord::timeout_report(const Failure& f) const {
+TimeoutReport FailureReporter::timeout_report(const Failure& f) const {
     if (const uint64_t written = t_.group.peers[f.rank].report.load()) return read_report(t_.segment, written);
     TimeoutReport report;
     for (const std::string_view rank : parts(f.how, ",")) report.missing.push_back(std::atoi(rank.data()));
@@ -376,8 +377,8 @@ TimeoutReport FailureRecord::timeout_report(const Failure& f) const {
     return report;
 }
 
-void FailureRecord::throw_timed_out(const Failure& f, const std::string& here, const std::string& danger,
-                                    const std::string& operation, int64_t sequence) {
+void FailureReporter::report_timed_out(const Failure& f, const std::string& here, const std::string& danger,
+                                       const std::string& operation, int64_t sequence) {
     const TimeoutReport report = timeout_report(f);
     // Ranks in the same operation throw the same text.
     const std::string message = awaited_message();

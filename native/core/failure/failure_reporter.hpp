@@ -12,24 +12,24 @@
 namespace rankwise {
 
 // One rank's view of its group's failure record.
-class FailureRecord final : public Failures {
+class FailureReporter final : public ErrorSource {
 public:
     // transport may be constructed after this.
-    explicit FailureRecord(Transport& transport) : t_(transport) {}
+    explicit FailureReporter(Transport& transport) : t_(transport) {}
 
     // In the current collective.
     [[noreturn]] void throw_failure() override;
-    [[noreturn]] void lost(int peer) override;
-    [[noreturn]] void mismatch() override;
-    [[noreturn]] void timed_out(uint64_t steps) override;
-    [[noreturn]] void overwritten(const char* what, int peer) override;
+    [[noreturn]] void throw_lost(int peer) override;
+    [[noreturn]] void throw_mismatch() override;
+    [[noreturn]] void throw_timed_out(uint64_t steps) override;
+    [[noreturn]] void throw_overwritten(const char* what, int peer) override;
     // In any operation. sequence: its number, or -1.
     [[noreturn]] void throw_failure(const std::string& operation, int64_t sequence = -1,
                                     const CallOptions& options = {});
-    [[noreturn]] void lost(int peer, const std::string& operation, int64_t sequence = -1);
+    [[noreturn]] void throw_lost(int peer, const std::string& operation, int64_t sequence = -1);
     // Fail the group because `what` of the shared memory holds something that no rank writes there, and throw. It must
     // not be used as an address, an index or a length.
-    [[noreturn]] void overwritten(const std::string& what, const std::string& operation, int64_t sequence = -1);
+    [[noreturn]] void throw_overwritten(const std::string& what, const std::string& operation, int64_t sequence = -1);
     // The group has failed, so this rank does not begin the call; other ranks see where it made it.
     [[noreturn]] void refuse(const Call& call, const CallOptions& options);
     // This rank makes no more calls: throw if the ranks' calls differed and no call of this rank has reported it.
@@ -43,11 +43,11 @@ public:
     std::string certain_deadlock() const;  // the same before any timeout, if it can be proved
 
 private:
-    [[noreturn]] void throw_lost(const Failure& f, const std::string& here, const std::string& danger,
-                                 const std::string& operation, int64_t sequence);
-    [[noreturn]] void throw_timed_out(const Failure& f, const std::string& here, const std::string& danger,
-                                      const std::string& operation, int64_t sequence);
-    [[noreturn]] void throw_mismatch(const std::string& danger);
+    [[noreturn]] void report_lost(const Failure& f, const std::string& here, const std::string& danger,
+                                  const std::string& operation, int64_t sequence);
+    [[noreturn]] void report_timed_out(const Failure& f, const std::string& here, const std::string& danger,
+                                       const std::string& operation, int64_t sequence);
+    [[noreturn]] void report_mismatch(const std::string& danger);
     TimeoutReport timeout_report(const Failure& f) const;
     std::string await_no_writers(const Failure& f);
     std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks

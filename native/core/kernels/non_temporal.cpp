@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
+#include "base/copy.hpp"
 #include "base/policy.hpp"
 
 namespace rankwise {
@@ -54,10 +54,6 @@ void copy_sse2(uint8_t* dst, const uint8_t* src, size_t bytes) { copy_units<stor
 
 #endif
 
-void plain(void* dst, const void* src, size_t bytes) {
-    if (bytes) std::memcpy(dst, src, bytes);
-}
-
 }  // namespace
 
 void non_temporal_copy(void* dst, const void* src, size_t bytes) {
@@ -67,13 +63,13 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes) {
     auto* from = static_cast<const uint8_t*>(src);
     const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
     const size_t body = (bytes - head) / kUnit * kUnit;
-    plain(to, from, head);
+    copy_bytes(to, from, head);
     if (avx512) copy_avx512(to + head, from + head, body);
     else copy_sse2(to + head, from + head, body);
-    plain(to + head + body, from + head + body, bytes - head - body);
+    copy_bytes(to + head + body, from + head + body, bytes - head - body);
     _mm_sfence();
 #else
-    plain(dst, src, bytes);
+    copy_bytes(dst, src, bytes);
 #endif
 }
 
@@ -81,7 +77,7 @@ bool peers_are_far() { return peers_far.load(std::memory_order_relaxed); }
 void set_peers_far(bool far) { peers_far = far; }
 
 void copy_for_peers(void* dst, const void* src, size_t bytes) {
-    if (bytes < tuning::kThroughMemory || !peers_are_far()) plain(dst, src, bytes);
+    if (bytes < kThroughMemory || !peers_are_far()) copy_bytes(dst, src, bytes);
     else non_temporal_copy(dst, src, bytes);
 }
 
@@ -97,6 +93,6 @@ size_t non_temporal_from() {
     return cache;
 }
 
-Copy copy_for(bool non_temporal) { return non_temporal ? non_temporal_copy : plain; }
+Copy copy_for(bool non_temporal) { return non_temporal ? non_temporal_copy : copy_bytes; }
 
 }  // namespace rankwise

@@ -12,7 +12,7 @@ void non_temporal_copy(void* dst, const void* src, size_t bytes);
 // the ranks share, and are written with non_temporal_copy.
 size_t non_temporal_from();
 
-// Writes what another core reads next. If the peers are far, from tuning::kThroughMemory bytes on with non-temporal
+// Writes what another core reads next. If the peers are far, from kThroughMemory bytes on with non-temporal
 // stores, so that the other core finds it in memory and need not fetch each line out of this core's cache.
 void copy_for_peers(void* dst, const void* src, size_t bytes);
 // Whether they are: of all groups of this process.

@@ -33,17 +33,19 @@ public:
     Use lease();
     // No use, like one that was refused.
     Use no_use();
-    // Begins a call, which call(false) then returns, and locks out the others. Returns false if another call, or a
+    // Begins a call, which call_with_lock() then returns, and locks out the others. Returns false if another call, or a
     // thread between its calls, has the lock.
     bool try_begin() { return begin(kLocked | kCall, kLocked | kClosed); }
-    // Begins a call, which call(true) then returns, of the thread that has a Lock. Returns false after close.
+    // Begins a call, which call_inside_lock() then returns, of the thread that has a Lock. Returns false after close.
     bool begin_locked() { return begin(kCall, kClosed); }
     // try_begin() once other threads give up the lock. Returns false at the waiter's deadline; check: see Waiter.
     template <class Check> bool begin_when_unlocked(Waiter waiter, const Check& check) {
         return waiter.sleep({unlocked_}, [this] { return try_begin_or_await(); }, check);
     }
-    // The call that has begun. Unless a Lock keeps the lock, the call's end gives it up.
-    Use call(bool locked);
+    // The call that has begun. Unless a Lock keeps the lock, the call's end gives it up. Functions of their own, since
+    // a Use cannot be moved out of an `if`.
+    Use call_with_lock();
+    Use call_inside_lock();
     // Whether the calling thread has a Lock.
     bool locked_by_caller() const { return lock_owner_.load() == std::this_thread::get_id(); }
 
@@ -117,7 +119,8 @@ private:
 
 inline GroupMemory::Use GroupMemory::lease() { return Use(*this, take_lease() ? kLease : 0); }
 inline GroupMemory::Use GroupMemory::no_use() { return Use(*this, 0); }
-inline GroupMemory::Use GroupMemory::call(bool locked) { return Use(*this, locked ? kCall : kCall | kLocked); }
+inline GroupMemory::Use GroupMemory::call_with_lock() { return Use(*this, kCall | kLocked); }
+inline GroupMemory::Use GroupMemory::call_inside_lock() { return Use(*this, kCall); }
 
 // Refused as lease() is.
 class GroupMemory::Lease {

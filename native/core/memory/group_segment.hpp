@@ -58,14 +58,14 @@ struct alignas(kCacheLine) LastDescription {
 };
 
 // Whether a rank has started operations that nobody runs, and whether a peer waits for one: see Comm::StandIn.
-enum class Idle : uint32_t { None, Left, Awaited };
+enum class Deferred : uint32_t { None, Waiting, Awaited };
 
 struct alignas(kCacheLine) PeerSlot {
     SlotHeader headers[kHeaders];
     alignas(kCacheLine) std::atomic<uint32_t> notifications;  // futex: incremented to wake a sleeper in a collective
     std::atomic<uint32_t> waits_for;                          // the rank + 1 that the sleeper waits for
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
-    std::atomic<Idle> idle;                                   // an operation that it has started and that nobody runs
+    std::atomic<Deferred> deferred;                           // an operation that it has started and that nobody runs
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
     alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;     // whoever has something for this rank notifies its

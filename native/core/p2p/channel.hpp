@@ -38,44 +38,44 @@ struct CopyJob {
 
 // What follows a header in the ring.
 enum class Form : uint8_t {
-    Message,    // the message's data
-    Offered,    // where the sender keeps the data (OfferBody): the receiver copies it, or requests it
-    Awaited,    // the same, of a synchronous send: only once a receive has matched the message
-    Requested,  // the data of an offered message; tag is the offer's number, here and below
-    Request,    // nothing: the receiver requests the data
-    Copied,     // nothing: the receiver has copied it, or has found that it was cancelled
+    Message,               // the message's data
+    Offered,               // where the sender keeps the data (OfferBody): the receiver copies it, or requests it
+    OfferedSynchronously,  // the same, of a synchronous send: only once a receive has matched the message
+    Fetched,               // the data of an offered message; tag is the offer's number, here and below
+    Fetch,                 // nothing: the receiver requests the data
+    Copied,                // nothing: the receiver has copied it, or has found that it was cancelled
 };
 
-inline constexpr size_t kMostParts = 64;  // of an offered message that the receiver copies
+inline constexpr size_t kMostStretches = 64;  // of an offered message that the receiver copies
 
 // Precedes each message in the ring.
-struct Header {
+struct MessageHeader {
     uint64_t bytes, count;
     int32_t tag;
     uint8_t dtype;
     bool object;  // the bytes are an encoded object, whose dtype is U8
     Form form;
-    uint8_t parts;   // of an offered message: how many follow
-    uint64_t stamp;  // Channel::stamp once the header, and all of a short message, have arrived
+    uint8_t stretches;  // of an offered message: how many follow
+    uint64_t stamp;     // Channel::stamp once the header, and all of a short message, have arrived
 
-    static Header of(uint64_t count, DType dtype, int32_t tag, bool object = false) {
+    static MessageHeader of(uint64_t count, DType dtype, int32_t tag, bool object = false) {
         return {count * itemsize(dtype), count, tag, uint8_t(dtype), object, Form::Message, 0, 0};
     }
-    static Header about_offer(Form form, int number, uint64_t bytes = 0) {
+    static MessageHeader about_offer(Form form, int number, uint64_t bytes = 0) {
         return {bytes, bytes, number, uint8_t(DType::U8), false, form, 0, 0};
     }
     // Whether a rank can have written it.
     bool valid() const {
-        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 && parts <= kMostParts &&
-               bytes == count * itemsize(DType(dtype)) && (form < Form::Request || !bytes);
+        return dtype < kDTypes && form <= Form::Copied && count <= UINT64_MAX / 16 && stretches <= kMostStretches &&
+               bytes == count * itemsize(DType(dtype)) && (form < Form::Fetch || !bytes);
     }
 };
 
-// Follows the header of an offered message, and is followed by its parts.
+// Follows the header of an offered message, and is followed by its stretches.
 struct OfferBody {
     int32_t number;
     int32_t slot;  // in Channel::offers; -1 if the receiver cannot copy the data
-    struct Part {
+    struct Stretch {
         uint64_t address, bytes;
         uint64_t digest;  // of the address and its length
     };
@@ -111,19 +111,19 @@ struct Channel {
     // has the same value once in 2^64 cases.
     uint64_t stamp(uint64_t at) const { return first_stamp + at; }
     std::atomic_ref<uint64_t> stamp_at(uint64_t at) {
-        return std::atomic_ref(reinterpret_cast<Header*>(ring + place_of_header(at))->stamp);
+        return std::atomic_ref(reinterpret_cast<MessageHeader*>(ring + place_of_header(at))->stamp);
     }
-    void put_header(uint64_t at, const Header& h) {
-        std::memcpy(ring + place_of_header(at), &h, offsetof(Header, stamp));
+    void put_header(uint64_t at, const MessageHeader& h) {
+        std::memcpy(ring + place_of_header(at), &h, offsetof(MessageHeader, stamp));
     }
-    Header header(uint64_t at) const {
-        Header h;
-        std::memcpy(&h, ring + place_of_header(at), offsetof(Header, stamp));
+    MessageHeader header(uint64_t at) const {
+        MessageHeader h;
+        std::memcpy(&h, ring + place_of_header(at), offsetof(MessageHeader, stamp));
         return h;
     }
     // The bytes of the ring that a message of `bytes` occupies, with its header and padding.
     static uint64_t whole_of(uint64_t at, uint64_t bytes) {
-        return sizeof(Header) + bytes + pad_of(at + sizeof(Header) + bytes);
+        return sizeof(MessageHeader) + bytes + pad_of(at + sizeof(MessageHeader) + bytes);
     }
     void put(uint64_t at, const void* data, uint64_t bytes) {
         const uint64_t start = place(at), head = std::min(bytes, capacity - start);

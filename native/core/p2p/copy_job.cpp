@@ -8,8 +8,7 @@ namespace rankwise {
 bool Messages::share(const Message& message) {
     const uint64_t bytes = message.header.bytes;
     const Outgoing& out = outgoing_[message.from];
-    if (!message.receive || bytes <= tuning::piece_of_job(bytes) || !out.sends.empty() || !out.offered.empty())
-        return false;
+    if (!message.receive || bytes <= piece_of_job(bytes) || !out.sends.empty() || !out.offered.empty()) return false;
     CopyJob& job = channel(message.from, rank_, false)->job;
     // A sender that is still writing may not know yet that the last message is here.
     if (CopyJob::open(job.state.load()) || job.writing.load() ||
@@ -27,17 +26,16 @@ bool Messages::share(const Message& message) {
 }
 
 // The receiver copies the pieces that the sender has not begun, from the end. Returns whether all is copied, or nothing
-// more will be.
+// more will be. A second call copies nothing: the first one ends only when all pieces have begun, or copying fails.
 bool Messages::fetch_shared(const Message& message) {
     CopyJob& job = channel(message.from, rank_, false)->job;
-    const uint64_t bytes = message.header.bytes, piece = tuning::piece_of_job(bytes),
-                   pieces = (bytes + piece - 1) / piece;
+    const uint64_t bytes = message.header.bytes, piece = piece_of_job(bytes), pieces = (bytes + piece - 1) / piece;
     // `mine` bounds the loop even if a stray write has overwritten the count.
     for (uint64_t mine = 1; mine <= pieces && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
                             job.begun.fetch_add(1) < pieces;
          ++mine) {
         const uint64_t at = (pieces - mine) * piece;
-        if (!copy_parts(message, at, std::min(piece, bytes - at))) break;
+        if (!copy_stretches(message, at, std::min(piece, bytes - at))) break;
         job.done.fetch_add(1);
     }
     const bool over = group_.failed() && (!job.writing.load() || transport_.ended(message.from));
@@ -48,25 +46,25 @@ bool Messages::fetch_shared(const Message& message) {
 
 namespace {
 
-// The stretches of an offered message's parts, without private memory: a piece that has been counted as begun must be
-// copied.
-class Stretches {
+// Stretches of an offered message, without private memory: a piece that has been counted as begun must be copied.
+class IovecList {
 public:
     void add(const uint8_t* data, uint64_t bytes) { all_[n_++] = {const_cast<uint8_t*>(data), bytes}; }
     operator std::span<const iovec>() const { return {all_, n_}; }
 
 private:
-    iovec all_[kMostParts];
+    iovec all_[kMostStretches];
     size_t n_ = 0;
 };
 
 }  // namespace
 
 // Copies some bytes of an offered message; returns whether it has.
-bool Messages::copy_parts(const Message& message, uint64_t at, uint64_t bytes) {
-    Stretches there;
-    for_stretches(message.offer->parts, at, bytes, [&](const uint8_t* data, uint64_t here) { there.add(data, here); });
-    return transport_.memory.try_copy(message.from, false, message.at + at, there);
+bool Messages::copy_stretches(const Message& message, uint64_t at, uint64_t bytes) {
+    IovecList there;
+    for_stretches(message.offer->stretches, at, bytes,
+                  [&](const uint8_t* data, uint64_t here) { there.add(data, here); });
+    return transport_.memory.try_copy(message.from, PeerMemory::kGet, message.at + at, there);
 }
 
 // The sender copies the pieces that the receiver has not begun, from the beginning, unless it receives messages itself;
@@ -81,17 +79,17 @@ bool Messages::help_to_fetch(Channel& c, int to) {
     const auto found = outgoing_[to].offered.find(job.offer.load(std::memory_order_relaxed));
     if (found == outgoing_[to].offered.end() || found->second->ended()) return false;
     Request& r = *found->second;
-    const uint64_t bytes = r.bytes(), piece = tuning::piece_of_job(bytes), pieces = (bytes + piece - 1) / piece,
+    const uint64_t bytes = r.bytes(), piece = piece_of_job(bytes), pieces = (bytes + piece - 1) / piece,
                    there = job.to.load(std::memory_order_relaxed), before = r.sent_;
     if (job.to_digest.load(std::memory_order_relaxed) != address_digest(there, bytes))
-        overwritten("the address", rank_, to);
+        throw_overwritten("the address", rank_, to);
     while (r.sent_ < bytes && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            job.begun.fetch_add(1) < pieces) {
         const uint64_t at = r.sent_, length = std::min(piece, bytes - at);
         r.sent_ += length;
-        Stretches here;
+        IovecList here;
         r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) { here.add(data, stretch); });
-        if (!transport_.memory.try_copy(to, true, reinterpret_cast<uint8_t*>(there + at), here)) break;
+        if (!transport_.memory.try_copy(to, PeerMemory::kPut, reinterpret_cast<uint8_t*>(there + at), here)) break;
         job.done.fetch_add(1);
     }
     if (job.done.load() == pieces) {

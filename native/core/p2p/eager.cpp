@@ -6,11 +6,6 @@
 
 namespace rankwise {
 
-bool Messages::send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options,
-                            bool object) {
-    return write_now({const_cast<void*>(data), count, dtype, to, tag}, options, tuning::kShortMessage, object);
-}
-
 bool Messages::write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object) {
     const int to = send.peer;
     check_peer(Op::Send, to);
@@ -25,8 +20,8 @@ bool Messages::write_now(const Transfer& send, const CallOptions& options, uint6
     const auto fits = [&] { return at - out.read + whole <= c.capacity; };
     if (!fits()) out.read = c.read.load();
     if (!fits() || bytes > group_.peers[to].unexpected_room()) return false;
-    c.put_header(at, Header::of(send.count, send.dtype, send.tag, object));
-    if (bytes) c.put(at + sizeof(Header), send.data, bytes);
+    c.put_header(at, MessageHeader::of(send.count, send.dtype, send.tag, object));
+    if (bytes) c.put(at + sizeof(MessageHeader), send.data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
     notify(to);
@@ -43,7 +38,7 @@ bool Messages::await_room(const Transfer& send, const CallOptions& options, uint
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, send.bytes());
     const auto fits = [&] { return at - c.read.load() + whole <= c.capacity; };
     for (int i = policy_.first_polls; i > 0 && !fits(); --i) cpu_relax();
-    for (int i = transport_.conditions().yields ? tuning::kYieldsForRoom : 0; i > 0 && !fits(); --i) sched_yield();
+    for (int i = transport_.conditions().yields ? kYieldsForRoom : 0; i > 0 && !fits(); --i) sched_yield();
     return fits();
 }
 
@@ -70,7 +65,7 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
             if (!c) continue;
             const uint64_t at = c->read.load(std::memory_order_relaxed);
             if (c->stamp_at(at).load(std::memory_order_acquire) != c->stamp(at)) continue;
-            const Header h = c->header(at);
+            const MessageHeader h = c->header(at);
             if (!h.valid() || h.form != Form::Message || h.bytes > c->capacity || !tag_matches(tag, h.tag) ||
                 receives_.first_for(p, h.tag))
                 return std::nullopt;
@@ -87,17 +82,17 @@ std::optional<Arrival> Messages::take_short(int from, int tag, const Take& accep
     return std::nullopt;
 }
 
-// Waits for the request, and gives it up if that fails.
+// Waits for the request, and cancels it if that fails.
 Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
                                std::optional<double> timeout) {
     try {
         request->wait(timeout, options);
     } catch (const TimedOut&) {
         cancel(request);
-        if (!request->complete()) throw;
+        if (!request->has_result()) throw;
         request->wait(0);  // it was completed meanwhile
     } catch (...) {
-        undo({&request, 1});
+        cancel_all({&request, 1});
         throw;
     }
     return request->arrival();
@@ -105,49 +100,40 @@ Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const Ca
 
 void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
     if (!send_at_once(data, count, dtype, to, tag, options))
-        complete_now(send(data, count, dtype, to, tag, options, true), options);
+        complete_now(send(data, count, dtype, to, tag, options, Caller::WaitsAtOnce), options);
 }
 
 std::shared_ptr<Request> Messages::post(const Transfer& r, const CallOptions& options) {
     const auto start = r.up_to ? &Messages::recv_up_to : &Messages::recv;
-    return (this->*start)(r.data, r.count, r.dtype, r.peer, r.tag, options, true);
+    return (this->*start)(r.data, r.count, r.dtype, r.peer, r.tag, options, Caller::WaitsAtOnce);
 }
 
 Arrival Messages::receive_now(const Transfer& r, const CallOptions& options, uint64_t most) {
-    const uint64_t bytes = r.bytes();
-    const auto accept = [&](const Header& h) {
-        const bool fits = r.up_to ? h.bytes <= bytes : h.count == r.count && h.dtype == uint16_t(r.dtype);
-        return fits && !h.object ? static_cast<uint8_t*>(r.data) : nullptr;
+    const auto accept = [&](const MessageHeader& h) {
+        return rankwise::accepts(r.up_to ? Wanted::UpTo : Wanted::Exactly, r.count, r.dtype, h)
+                   ? static_cast<uint8_t*>(r.data)
+                   : nullptr;
     };
-    if (bytes <= most)
+    if (r.bytes() <= most)  // a large message comes sooner if the receive is posted first
         if (const auto received = take_short(r.peer, r.tag, accept, options)) return *received;
     return complete_now(post(r, options), options);
 }
 
-Arrival Messages::recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options) {
-    return receive_now({data, count, dtype, from, tag}, options, tuning::kShortMessage);
-}
-
-// A large message comes sooner if the receive is posted first.
-Arrival Messages::recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
-                                 const CallOptions& options) {
-    return receive_now({data, count, dtype, from, tag, true}, options, tuning::kShortMessage);
-}
-
-void Messages::send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options) {
-    if (parts.size() == 1 && send_at_once(parts[0].data, parts[0].bytes, DType::U8, to, tag, options, true)) return;
-    complete_now(send_object(std::move(parts), to, tag, options, true), options);
+void Messages::send_object_now(std::vector<Stretch> stretches, int to, int tag, const CallOptions& options) {
+    if (stretches.size() == 1 && send_at_once(stretches[0].data, stretches[0].bytes, DType::U8, to, tag, options, true))
+        return;
+    complete_now(send_object(std::move(stretches), to, tag, options, Caller::WaitsAtOnce), options);
 }
 
 std::shared_ptr<Request> Messages::recv_any_now(Wanted wanted, int from, int tag, const Accept& accept,
                                                 Arrival& arrival, std::optional<double> timeout,
                                                 const CallOptions& options) {
-    const auto short_one = [&](const Header& h) { return h.bytes <= tuning::kShortMessage ? accept(h) : nullptr; };
+    const auto short_one = [&](const MessageHeader& h) { return h.bytes <= kShortMessage ? accept(h) : nullptr; };
     if (const auto received = take_short(from, tag, short_one, options)) {
         arrival = *received;
         return nullptr;
     }
-    const auto request = recv_any(wanted, from, tag, options, true);
+    const auto request = recv_any(wanted, from, tag, options, Caller::WaitsAtOnce);
     arrival = complete_now(request, options, timeout);
     return request;
 }

@@ -60,7 +60,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
                 });
         } catch (...) {
             if (!fork_.is_child())
-                for (const auto& [arrival, data] : received) give_back(arrival, data);
+                for (const auto& [arrival, data] : received) return_message(arrival, data);
             throw;
         }
     } else {  // the receives come first, so that their messages go directly to their memory
@@ -70,7 +70,7 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             for (const Transfer& t : receives) started.push_back(post(t, options));
             for (; sent < sends.size(); ++sent)
                 if (const Transfer& t = sends[sent]; !sent_at_once(t))
-                    started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, true));
+                    started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, Caller::WaitsAtOnce));
             if (meanwhile) {
                 let_senders_copy(receives, options);
                 meanwhile();
@@ -78,12 +78,12 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
             for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
         } catch (const TimedOut&) {
             for (const auto& request : started) cancel(request);
-            if (!std::ranges::all_of(started, [](const auto& r) { return r->complete(); })) {
-                undo(started);
+            if (!std::ranges::all_of(started, [](const auto& r) { return r->has_result(); })) {
+                cancel_all(started);
                 throw;
             }
         } catch (...) {
-            undo(started);
+            cancel_all(started);
             throw;
         }
         if (!receives.empty()) last = started[receives.size() - 1]->arrival();

@@ -11,16 +11,16 @@ namespace rankwise {
 
 // A message whose data its sender keeps until the receiver fetches it (offers.cpp).
 struct Offer {
-    int number;               // by which both ranks identify it
-    int slot;                 // where the receiver marks that it copies the data
-    std::vector<Part> parts;  // in the sender's memory; empty if the receiver cannot copy them
-    bool fetched = false;     // the receiver has begun to copy the data, or requested it
-    bool shared = false;      // and its sender may help
+    int number;                      // by which both ranks identify it
+    int slot;                        // where the receiver marks that it copies the data
+    std::vector<Stretch> stretches;  // in the sender's memory; empty if the receiver cannot copy them
+    bool fetched = false;            // the receiver has begun to copy the data, or requested it
+    bool shared = false;             // and its sender may help
 };
 
 // A message that has arrived, or begun to.
 struct Message {
-    Header header;
+    MessageHeader header;
     int from;
     uint64_t left;     // bytes still to come
     uint8_t* at;       // where the next one goes
@@ -33,6 +33,17 @@ struct Message {
     std::shared_ptr<Message> held{};                                 // itself, while it is in these lists
     bool offered() const { return offer && !offer->fetched; }        // nobody has begun to fetch its data
 };
+
+// Whether a receive of this kind, and of this count and dtype, accepts the message.
+inline bool accepts(Wanted wanted, uint64_t count, DType dtype, const MessageHeader& h) {
+    switch (wanted) {
+    case Wanted::Exactly: return !h.object && count == h.count && dtype == DType(h.dtype);
+    case Wanted::UpTo: return !h.object && h.bytes <= count * itemsize(dtype);
+    case Wanted::Object: return h.object;
+    case Wanted::Any: return true;
+    }
+    return false;
+}
 
 inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)) << 32 | uint32_t(tag); }
 
@@ -49,15 +60,16 @@ public:
     }
     bool empty() const { return all_.empty(); }
     size_t size() const { return size_; }
-    // posted: it has not matched a message yet.
-    void add(const std::shared_ptr<Request>& r, bool posted) {
-        auto* const queue = posted ? &queues_.at(matching_key(r->peer_, r->tag_)) : nullptr;  // first: it may throw
+    void add_matched(const std::shared_ptr<Request>& r) {
         r->held_ = r;
         all_.append(*r);
         ++size_;
-        if (!queue) return;
+    }
+    void add_posted(const std::shared_ptr<Request>& r) {
+        auto& queue = queues_.at(matching_key(r->peer_, r->tag_));  // first: it may throw
+        add_matched(r);
         r->number_ = next_++;
-        queue->append(*r);
+        queue.append(*r);
         ++unmatched(*r);
         ++kinds_[kind(r->peer_, r->tag_)];
     }

@@ -9,7 +9,7 @@ namespace rankwise {
 namespace {
 
 std::string array_text(uint64_t count, DType dtype) { return std::to_string(count) + " x " + name(dtype); }
-std::string text_of(const Header& h) {
+std::string text_of(const MessageHeader& h) {
     return h.object ? "an object with tag " + std::to_string(h.tag) : message_text(h.count, DType(h.dtype), h.tag);
 }
 
@@ -19,12 +19,12 @@ std::string message_text(uint64_t count, DType dtype, int tag) {
     return array_text(count, dtype) + (tag == kBlockTag ? " of a gather" : " with tag " + std::to_string(tag));
 }
 
-Arrival arrival_of(int from, const Header& h, uint64_t number) {
+Arrival arrival_of(int from, const MessageHeader& h, uint64_t number) {
     return {from, h.tag, h.count, DType(h.dtype), bool(h.object), number};
 }
 
 Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
-                   FailureRecord& failures, uint64_t unexpected_limit)
+                   FailureReporter& failures, uint64_t unexpected_limit)
     : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()),
       channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
       tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
@@ -39,7 +39,7 @@ Messages::~Messages() {
 }
 
 std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
-                                         Transport& transport, FailureRecord& failures, uint64_t unexpected_limit) {
+                                         Transport& transport, FailureReporter& failures, uint64_t unexpected_limit) {
     // A forked child does not delete it: its thread does not exist there, and may have held the mutex.
     return {new Messages(std::move(segment), std::move(memory), transport, failures, unexpected_limit),
             [](Messages* messages) {
@@ -51,7 +51,7 @@ Channel* Messages::channel(int from, int to, bool make) {
     std::atomic<uint64_t>& entry = channels_[from * n_ + to];
     uint64_t offset = entry.load();  // as in notify(): a receiver may be about to sleep
     if (!offset && make) {
-        const uint64_t capacity = tuning::ring_bytes(n_);
+        const uint64_t capacity = ring_bytes(n_);
         const uint64_t made = segment_->heap().allocate(sizeof(Channel) + capacity, BlockKind::Channel);
         Channel& c = *segment_->at<Channel>(made);
         c.capacity = capacity;
@@ -61,21 +61,20 @@ Channel* Messages::channel(int from, int to, bool make) {
     }
     if (!offset) return nullptr;
     Channel* const c = channel_at(offset);
-    if (!c) overwritten("the channel", from, to);
+    if (!c) throw_overwritten("the channel", from, to);
     return c;
 }
 
 // Null if no channel can be there.
 Channel* Messages::channel_at(uint64_t offset) const {
     Channel* const c = segment_->at<Channel>(offset);
-    return offset % alignof(Channel) == 0 && segment_->contains(c, sizeof(Channel)) &&
-                   c->capacity == tuning::ring_bytes(n_)
+    return offset % alignof(Channel) == 0 && segment_->contains(c, sizeof(Channel)) && c->capacity == ring_bytes(n_)
                ? c
                : nullptr;
 }
 
-void Messages::overwritten(const char* what, int from, int to) {
-    failures_.overwritten(
+void Messages::throw_overwritten(const char* what, int from, int to) {
+    failures_.throw_overwritten(
         std::string(what) + " of messages from rank " + std::to_string(from) + " to rank " + std::to_string(to),
         name(Op::None));
 }
@@ -131,44 +130,42 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     return r;
 }
 
-std::shared_ptr<Request> Messages::send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                        const CallOptions& options, bool waits) {
-    return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), options, waits);
-}
-
 std::shared_ptr<Request> Messages::send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
                                                       const CallOptions& options) {
     const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
     r->synchronous_ = true;
-    return start_send(r, options, false);
+    return start_send(r, options, Caller::GoesOn);
 }
 
-std::shared_ptr<Request> Messages::send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options,
-                                               bool waits, bool synchronous) {
+std::shared_ptr<Request> Messages::send_object(std::vector<Stretch> stretches, int to, int tag,
+                                               const CallOptions& options, Caller caller, SendMode mode) {
     uint64_t bytes = 0;
-    for (const Part& part : parts) bytes += part.bytes;
+    for (const Stretch& stretch : stretches) bytes += stretch.bytes;
     const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag);
     r->object_ = true;
-    r->synchronous_ = synchronous;
-    r->parts_ = std::move(parts);
-    return start_send(r, options, waits);
+    r->synchronous_ = mode == SendMode::Synchronous;
+    r->stretches_ = std::move(stretches);
+    return start_send(r, options, caller);
 }
 
-std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
+std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const CallOptions& options, Caller caller) {
     const int to = r->peer_;
     const auto lock = lock_requests(options);
     check_open(name(Op::Send), options);
     try {
-        trace(*r, waits);
+        trace(*r, caller);
         if (to == rank_) {
             arrive_here(r);
             return r;
         }
         outgoing_[to].sends.push_back(r);
         push(to);
-        if (!r->ended() && !waits) go_on_in_background(true);
+        if (r->ended() || caller == Caller::WaitsAtOnce) return r;
+        go_on_in_background();
+        // There is something to do at once.
+        if (progress_ == Progress::Wakeable) notify_progress_of(rank_);
     } catch (...) {  // no memory, or no thread
-        take_back(r);
+        cancel_and_keep_message(r);
         throw;
     }
     return r;
@@ -188,40 +185,21 @@ void Messages::arrive_here(const std::shared_ptr<Request>& r) {
     notify(rank_);  // another thread may wait for it
 }
 
-std::shared_ptr<Request> Messages::recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                        const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag), options, waits);
-}
-
-std::shared_ptr<Request> Messages::recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
-                                              const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::UpTo), options, waits);
-}
-
-std::shared_ptr<Request> Messages::recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
-                                                const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::Any), options, waits);
-}
-
-std::shared_ptr<Request> Messages::recv_any(Wanted wanted, int from, int tag, const CallOptions& options, bool waits) {
-    return start_recv(request(Op::Recv, nullptr, 0, DType::U8, from, tag, wanted), options, waits);
-}
-
-std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, bool waits) {
+std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, Caller caller) {
     const auto lock = lock_requests(options);
     check_open(name(Op::Recv), options);
-    trace(*r, waits);
+    trace(*r, caller);
     try {
-        if (!waits) listen(*r);
+        if (caller == Caller::GoesOn) listen(*r);
         if (Message* const m = first_arrived(r->peer_, r->tag_, r.get()); !m) {
-            receives_.add(r, true);
+            receives_.add_posted(r);
             pull_from(r->peer_);
-        } else if (fits(*r, m->from, m->header)) {
+        } else if (match_or_fail(*r, m->from, m->header)) {
             receive_arrived(r, *m);
         }
-        if (!r->ended() && !waits && !may_stay_in_ring(*r)) go_on_in_background();
+        if (!r->ended() && caller == Caller::GoesOn && !may_stay_in_ring(*r)) go_on_in_background();
     } catch (...) {  // no memory, perhaps for another message, or no thread
-        take_back(r);
+        cancel_and_keep_message(r);
         throw;
     }
     return r;
@@ -242,7 +220,7 @@ std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
     const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, Wanted::Any);
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
-    pull_from(from, true);
+    pull_from(from, Reads::All);
     Message* const m = first_arrived(from, tag, r.get());
     if (m) start_arrived(r, *m);
     else take_offers();  // as in probe
@@ -251,13 +229,13 @@ std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
 
 // `r`, which nobody knows yet, receives a message that has arrived, or begun to, and that it accepts.
 void Messages::start_arrived(const std::shared_ptr<Request>& r, Message& arrived) {
-    trace(*r, false);
-    fits(*r, arrived.from, arrived.header);
+    trace(*r, Caller::GoesOn);
+    match_or_fail(*r, arrived.from, arrived.header);
     try {
         receive_arrived(r, arrived);
         if (!r->ended()) go_on_in_background();
     } catch (...) {
-        take_back(r);
+        cancel_and_keep_message(r);
         throw;
     }
 }
@@ -267,7 +245,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
     const std::shared_ptr<Message> m =
         arrived_.remove(arrived);  // incoming_ or requested_ holds it too while bytes are still to come
     publish_room();
-    if (!r->held_) receives_.add(r, false);
+    if (!r->held_) receives_.add_matched(r);
     const uint64_t here = m->header.bytes - m->left;
     if (r->unsized()) {
         if (!m->kept) m->kept = std::move(r->memory_);  // which first_arrived has allocated
@@ -299,7 +277,8 @@ void Messages::give_memory(Request& r, Message& m) {
     r.data_ = r.memory_.data();
 }
 
-void Messages::trace(Request& r, bool waits) {
+void Messages::trace(Request& r, Caller caller) {
+    const bool waits = caller == Caller::WaitsAtOnce;
     if (!waits && !(r.reserved_ = tracer_.reserve())) return;  // the other entries are for what the program waits for
     const uint64_t what = make_call(r.sends_ ? Op::Send : Op::Recv, r.dtype_, {}, r.peer_).what, now = ticks();
     const uint64_t flags = (waits ? 0 : kBackground) | (r.synchronous_ ? kSynchronous : 0);
@@ -307,104 +286,36 @@ void Messages::trace(Request& r, bool waits) {
     r.began_ = waits ? now : 0;
 }
 
-void Messages::end_trace(Request& r, bool failed) {
+void Messages::end_trace(Request& r, Request::State result) {
     if (std::exchange(r.reserved_, false)) tracer_.unreserve();
     if (!r.entry_) return;
     const uint64_t now = ticks();
     if (!r.sends_) r.entry_->set_peer(r.peer_, r.tag_);  // the receive may have been from any rank
-    tracer_.end(r.entry_, now, r.waits_since_ ? now - r.waits_since_ : 0, failed ? kFailed : 0);
+    tracer_.end(r.entry_, now, r.waits_since_ ? now - r.waits_since_ : 0,
+                result == Request::State::Complete ? 0 : kFailed);
     r.entry_ = nullptr;
 }
 
-void Messages::complete(Request& r, bool failed) {
+void Messages::complete(Request& r, Request::State result) {
     if (r.ended()) return;  // it was cancelled, or who cancelled it found that it was complete
-    end_trace(r, failed);
-    if (!failed) tracer_.moved(r.bytes());
+    const uint64_t bytes = result == Request::State::Complete ? r.bytes() : 0;
+    end_trace(r, result);
+    tracer_.moved(bytes);
     if (tracer_.measured()) {
         const uint64_t now = ticks(), since = r.began_ ? r.began_ : r.waits_since_;
         tracer_.count(r.sends_ ? Op::Send : Op::Recv, since ? now - since : 0,
-                      r.waits_since_ ? now - r.waits_since_ : 0, failed ? 0 : r.bytes());
+                      r.waits_since_ ? now - r.waits_since_ : 0, bytes);
     }
-    r.become(failed ? Request::State::Failed : Request::State::Complete);
+    r.become(result);
 }
 
-void Messages::pull_from(int from, bool all) {
+void Messages::pull_from(int from, Reads reads) {
     for (int p = 0; p < n_; ++p)
-        if (p != rank_ && (from == kAny || p == from)) pull(p, all);
-}
-
-void Messages::cancel(const std::shared_ptr<Request>& r) {
-    if (fork_.is_child()) return;
-    std::lock_guard lock(mutex_);
-    if (closing_) return;
-    give_up(r);
-    notify(rank_);  // another thread may wait for it
-}
-
-// Throws bad_alloc, with nothing done, if there is no memory for data that must be kept.
-void Messages::cancel_locked(const std::shared_ptr<Request>& r) {
-    if (r->ended()) return;
-    r->sends_ ? cancel_send(r) : cancel_receive(*r);
-}
-
-void Messages::cancel_send(const std::shared_ptr<Request>& r) {
-    bool failed = true;
-    if (r->slot_ >= 0) {
-        if (!cancel_offer(*r)) return complete(*r);
-    } else if (r->state() != Request::State::Waiting) {
-        go_on_from_copy(r);
-        failed = !r->synchronous_;  // which cannot be taken back, so it is complete for its caller
-    } else if (r->peer_ == rank_) {
-        if (Message* const m = arrived_.awaited_by(*r)) arrived_.remove(*m)->awaiting = nullptr;
-        publish_room();
-    } else {
-        drop(r);
-    }
-    end_trace(*r, failed);
-    r->become(failed ? Request::State::Cancelled : Request::State::Complete);
-}
-
-// A send that is not in the ring, or whose group has failed: nothing is read any more from its caller's memory.
-void Messages::drop(const std::shared_ptr<Request>& r) {
-    Outgoing& out = outgoing_[r->peer_];
-    for (Sends* const queue : {&out.sends, &out.requested}) {
-        if (out.writing == queue && queue->front() == r) out.writing = nullptr;
-        std::erase(*queue, r);
-    }
-    if (r->offer_ >= 0) out.end_offer(*r);
-}
-
-// A send whose data the receiver expects goes on from a copy, as a request that nobody else knows.
-void Messages::go_on_from_copy(const std::shared_ptr<Request>& r) {
-    go_on_in_background();  // first, as the following: it may throw
-    Memory copy(r->bytes());
-    const auto rest = request(Op::Send, copy.data(), r->count_, r->dtype_, r->peer_, r->tag_);
-    r->for_stretches(0, r->bytes(), [to = copy.data()](const uint8_t* data, uint64_t bytes) mutable {
-        copy_bytes(to, data, bytes);
-        to += bytes;
-    });
-    rest->memory_ = std::move(copy);
-    rest->object_ = r->object_;
-    rest->sent_ = r->sent_;
-    rest->offer_ = r->offer_;
-    rest->become(r->state());
-    Outgoing& out = outgoing_[r->peer_];
-    for (Sends* const queue : {&out.sends, &out.requested}) std::ranges::replace(*queue, r, rest);
-    if (r->offer_ >= 0) out.offered[r->offer_] = rest;
-}
-
-void Messages::cancel_receive(Request& r) {
-    if (r.message_ && r.message_->offer && !r.message_->offer->parts.empty()) finish_claimed(r.peer_);
-    if (r.ended()) return;
-    Memory copy = r.message_ && !r.unsized() ? Memory(r.bytes()) : Memory();
-    end_trace(r, true);
-    if (r.held_) receives_.remove(r);
-    r.become(Request::State::Cancelled);
-    if (const auto message = std::move(r.message_)) put_back(message, std::move(copy));
+        if (p != rank_ && (from == kAny || p == from)) pull(p, reads);
 }
 
 std::optional<Arrival> Messages::arrival(int from, int tag) {
-    pull_from(from, true);
+    pull_from(from, Reads::All);
     const Message* const m = first_arrived(from, tag, nullptr);
     if (!m) return std::nullopt;
     return arrival_of(m->from, m->header, m->number_);
@@ -419,26 +330,21 @@ std::optional<Arrival> Messages::probe(int from, int tag) {
     return found;
 }
 
-bool Messages::accepts(const Request& r, const Header& h) {
-    switch (r.wanted_) {
-    case Wanted::Exactly: return !h.object && r.count_ == h.count && r.dtype_ == DType(h.dtype);
-    case Wanted::UpTo: return !h.object && h.bytes <= r.bytes();
-    case Wanted::Object: return h.object;
-    case Wanted::Any: return true;
-    }
-    return false;
+bool Messages::accepts(const Request& r, const MessageHeader& h) {
+    return rankwise::accepts(r.wanted_, r.count_, r.dtype_, h);
 }
 
 // Whether the progress thread need not run for a receive: its message is short and has not been matched, and so few
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 // A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.up_to() && !r.message_ && r.bytes() < tuning::kShortMessage &&
-           receives_.size() * tuning::kShortMessage <= tuning::ring_bytes(n_) / 2;
+    return r.up_to() && !r.message_ && r.bytes() < kShortMessage &&
+           receives_.size() * kShortMessage <= ring_bytes(n_) / 2;
 }
 
-// Whether the receive accepts the message. If not, the receive fails, and the message is kept for another one.
-bool Messages::fits(Request& r, int from, const Header& h) {
+// The receive takes the source and tag of the message. Returns whether it accepts it; if not, the receive fails, and
+// the message is kept for another one.
+bool Messages::match_or_fail(Request& r, int from, const MessageHeader& h) {
     r.peer_ = from;
     r.tag_ = h.tag;
     r.become(Request::State::Matched);
@@ -468,8 +374,8 @@ bool Messages::fits(Request& r, int from, const Header& h) {
     case Wanted::Any: break;
     }
     std::erase_if(failed_, [](const auto& each) { return bool(each->raised_); });
-    if (failed_.size() < tuning::kMostFailed) failed_.push_back(r.shared_from_this());
-    complete(r, true);
+    if (failed_.size() < kMostFailed) failed_.push_back(r.shared_from_this());
+    complete(r, Request::State::Failed);
     return false;
 }
 
@@ -481,7 +387,7 @@ std::vector<std::shared_ptr<Request>> Messages::take_failed() {
 
 // A header has been read: match the message to a posted receive, or keep it. offer: its data is still with its sender,
 // and is fetched if there is a receive. Returns null if the sender has cancelled it.
-std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::optional<Offer> offer) {
+std::shared_ptr<Message> Messages::arrive(int from, const MessageHeader& h, std::optional<Offer> offer) {
     Request* const posted = receives_.first_for(from, h.tag);
     Memory memory;  // before anything changes, since there may be none
     if (posted && accepts(*posted, h) ? posted->unsized_for(h.bytes, h.object) : !offer || posted)
@@ -493,7 +399,7 @@ std::shared_ptr<Message> Messages::arrive(int from, const Header& h, std::option
     while (Request* const next = receives_.first_for(from, h.tag)) {
         const std::shared_ptr<Request> r = next->held_;
         receives_.leave_queue(*r);
-        if (fits(*r, from, h)) {
+        if (match_or_fail(*r, from, h)) {
             if (!r->unsized()) m->kept = {};
             else give_memory(*r, *m);
             m->at = r->data_;
@@ -525,7 +431,8 @@ bool Messages::progress() {
         bool pushed = push(p);
         moved |= pull(p);
         moved |= fetch_claimed(p);
-        pushed |= push(p, true);
+        if (!outgoing_[p].offered.empty()) pushed |= help_to_fetch(*channel(rank_, p, true), p);
+        pushed |= push(p);
         moved |= pushed;
         // The ring may be full of messages that the receiver does not wait for, before one that it does wait for.
         Outgoing& out = outgoing_[p];

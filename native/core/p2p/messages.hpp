@@ -31,7 +31,7 @@
 
 namespace rankwise {
 
-Arrival arrival_of(int from, const Header& header, uint64_t number);
+Arrival arrival_of(int from, const MessageHeader& header, uint64_t number);
 
 // What a thread that waits sends to a rank, or receives from one. It does not write what it sends.
 struct Transfer {
@@ -43,50 +43,70 @@ struct Transfer {
     uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
 };
 
-class Messages final : public std::enable_shared_from_this<Messages>, private InBackground {
+class Messages final : public std::enable_shared_from_this<Messages>, private BackgroundWork {
 public:
     // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with
     // their senders.
     static std::shared_ptr<Messages> make(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory,
-                                          Transport& transport, FailureRecord& failures, uint64_t unexpected_limit);
+                                          Transport& transport, FailureReporter& failures, uint64_t unexpected_limit);
     ~Messages();
     void set_counted(bool now) { tracer_.set_counted(now); }
 
-    // Sends and receives. `from` and `tag` may be kAny. All throw BadArgument for a rank that does not exist. waits:
-    // the caller will wait at once, so the progress thread need not be woken.
+    // Whether the caller of a send or receive waits for it at once; then the progress thread need not be woken.
+    enum class Caller : uint8_t { GoesOn, WaitsAtOnce };
+    // Synchronous: it is complete when a receive has matched the message.
+    enum class SendMode : uint8_t { Standard, Synchronous };
+    // Sends and receives. `from` and `tag` may be kAny. All throw BadArgument for a rank that does not exist.
     std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                  const CallOptions& options = {}, bool waits = false);
+                                  const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
+        return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), options, caller);
+    }
     std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                  const CallOptions& options = {}, bool waits = false);
+                                  const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
+        return start_recv(request(Op::Recv, data, count, dtype, from, tag), options, caller);
+    }
     // The longest message that passes through the ring: a longer one is offered, if ranks can read each other's memory.
     uint64_t most_in_ring() const;
-    // A synchronous send: it is complete when a receive has matched the message.
     std::shared_ptr<Request> send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
                                                 const CallOptions& options = {});
-    // An object: the parts, one after the other.
-    std::shared_ptr<Request> send_object(std::vector<Part> parts, int to, int tag, const CallOptions& options = {},
-                                         bool waits = false, bool synchronous = false);
+    // An object: the stretches, one after the other.
+    std::shared_ptr<Request> send_object(std::vector<Stretch> stretches, int to, int tag,
+                                         const CallOptions& options = {}, Caller caller = Caller::GoesOn,
+                                         SendMode mode = SendMode::Standard);
     // Receives an array of any dtype that may be shorter than the memory; count and dtype are those that are expected.
     std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
-                                        const CallOptions& options = {}, bool waits = false);
+                                        const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
+        return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::UpTo), options, caller);
+    }
     // The same for any message: one that is too long for the memory, or an object, goes to memory that the engine
     // allocates.
     std::shared_ptr<Request> recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
-                                          const CallOptions& options = {}, bool waits = false);
+                                          const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
+        return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::Any), options, caller);
+    }
     // The same without memory, of a message that has arrived. Returns null, with nothing done, if there is none.
     std::shared_ptr<Request> recv_arrived(int from, int tag);
     // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
     // recv's is not of the count and dtype expected, fails the receive and stays for another one.
     std::shared_ptr<Request> recv_any(Wanted wanted, int from, int tag, const CallOptions& options = {},
-                                      bool waits = false);
+                                      Caller caller = Caller::GoesOn) {
+        return start_recv(request(Op::Recv, nullptr, 0, DType::U8, from, tag, wanted), options, caller);
+    }
     // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
     bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
-                      bool object = false);
+                      bool object = false) {
+        return write_now({const_cast<void*>(data), count, dtype, to, tag}, options, kShortMessage, object);
+    }
     // These return when the message is complete.
     void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
-    Arrival recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
-    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {});
-    void send_object_now(std::vector<Part> parts, int to, int tag, const CallOptions& options = {});
+    Arrival recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {}) {
+        return receive_now({data, count, dtype, from, tag}, options, kShortMessage);
+    }
+    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
+                           const CallOptions& options = {}) {
+        return receive_now({data, count, dtype, from, tag, true}, options, kShortMessage);
+    }
+    void send_object_now(std::vector<Stretch> stretches, int to, int tag, const CallOptions& options = {});
     // All of these at the same time, so that no order can deadlock. Throws the error of the first receive whose message
     // does not fit it when the others are complete. Returns the message of the last receive. meanwhile: what this rank
     // does while long messages arrive.
@@ -94,7 +114,7 @@ public:
                      const CallOptions& options = {}, const std::function<void()>& meanwhile = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
     // for a message, or null if this receive does not take it. `arrival` describes the message.
-    using Accept = std::function<uint8_t*(const Header&)>;
+    using Accept = std::function<uint8_t*(const MessageHeader&)>;
     std::shared_ptr<Request> recv_any_now(Wanted wanted, int from, int tag, const Accept& accept, Arrival& arrival,
                                           std::optional<double> timeout, const CallOptions& options = {});
     // The caller stops waiting and may free its memory. A receive is cancelled, and what has arrived of its message is
@@ -102,11 +122,11 @@ public:
     void cancel(const std::shared_ptr<Request>& request);
     // A complete receive, whose message its caller never gets, gives it to the next one that matches. If it was of any
     // length, nobody has taken the message's memory.
-    void give_back(Request& receive);
+    void return_message(Request& receive);
     // The caller of these cannot know which of them are complete: they are cancelled, and the messages that have been
     // received are for later receives.
-    void undo(std::span<const std::shared_ptr<Request>> requests);
-    void give_back(const Arrival& received, const void* data);
+    void cancel_all(std::span<const std::shared_ptr<Request>> requests);
+    void return_message(const Arrival& received, const void* data);
     // The arrived message that a receive from `from` with `tag` (either may be kAny) would match.
     std::optional<Arrival> probe(int from, int tag);
     // Waits at most `timeout` seconds for such a message.
@@ -140,7 +160,7 @@ private:
         Sends sends;      // in the order started, until each is in the ring or offered
         Sends requested;  // offered ones whose data the receiver has requested
         std::unordered_map<int, std::shared_ptr<Request>> offered{};  // by number, with those in `requested`
-        std::vector<Header> answers;                                  // to offers of that rank
+        std::vector<MessageHeader> answers;                           // to offers of that rank
         Sends* writing = nullptr;                                     // the queue whose first message is being written
         bool stuck = false;  // and the receiver's progress thread has been notified of that
         uint64_t read = 0;   // what the destination had read from the ring when this rank last had to look
@@ -169,43 +189,45 @@ private:
 
     Channel* channel(int from, int to, bool make);
     Channel* channel_at(uint64_t offset) const;
-    [[noreturn]] void overwritten(const char* what, int from, int to);
+    [[noreturn]] void throw_overwritten(const char* what, int from, int to);
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
-             FailureRecord& failures, uint64_t unexpected_limit);
+             FailureReporter& failures, uint64_t unexpected_limit);
     PeerSlot& own_slot() const { return group_.peers[rank_]; }
     // What both ranks copy (copy_job.cpp).
     bool share(const Message& message);
     bool fetch_shared(const Message& message);
-    bool copy_parts(const Message& message, uint64_t at, uint64_t bytes);
+    bool copy_stretches(const Message& message, uint64_t at, uint64_t bytes);
     bool help_to_fetch(Channel& c, int to);
 
     std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
                                      Wanted wanted = Wanted::Exactly);
-    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, bool waits);
-    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, bool waits);
+    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, Caller caller);
+    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, Caller caller);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
-    // helps: also to copy what the receiver fetches.
-    bool push(int to, bool helps = false);
+    bool push(int to);
     bool begin_next(Channel& c, int to, bool& moved);
-    bool write_piece(Channel& c, Request& send, int to, const Header& header);
-    bool write_header(Channel& c, int to, const Header& header, const void* body = nullptr, uint64_t bytes = 0);
-    // all: also what comes after the message of the last receive.
-    bool pull(int from, bool all = false);
-    bool read(int from, bool all);
+    bool write_piece(Channel& c, Request& send, int to, const MessageHeader& header);
+    bool write_header(Channel& c, int to, const MessageHeader& header, const void* body = nullptr, uint64_t bytes = 0);
+    enum class Reads : bool {
+        UntilReceived,
+        All
+    };  // up to the message of the last receive, or what comes after it too
+    bool pull(int from, Reads reads = Reads::UntilReceived);
+    bool read(int from, Reads reads);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
     bool must_offer(const Request& send, int to) const;
     bool write_offer(Channel& c, const std::shared_ptr<Request>& send, int to);
     bool claim(Message& message);
-    bool cancelled(Message& message);
+    bool answered_as_cancelled(Message& message);
     Message* first_arrived(int from, int tag, Request* wanted);
     bool begin_fetch(Message& message);
     bool fetch(const std::shared_ptr<Message>& message);
     bool fetch_claimed(int from);
     void finish_claimed(int from);
     void take_offers(int from = kAny);
-    void answer(int from, const Header& header);
+    void answer(int from, const MessageHeader& header);
     void send_answers(int to);
     bool cancel_offer(const Request& send);
     void cancel_offers(int to);
@@ -213,17 +235,16 @@ private:
     void publish_room() { group_.peers[rank_].set_unexpected_room(room()); }
     void attach(const std::shared_ptr<Request>& receive, const std::shared_ptr<Message>& message);
     void arrive_here(const std::shared_ptr<Request>& send);
-    void pull_from(int from, bool all = false);                   // which may be kAny
-    void cancel_locked(const std::shared_ptr<Request>& request);  // with mutex_ locked, as the next ones
-    void give_up(const std::shared_ptr<Request>& request) noexcept;
-    void take_back(const std::shared_ptr<Request>& request) noexcept;
+    void pull_from(int from, Reads reads = Reads::UntilReceived);             // from may be kAny
+    void cancel_or_forget(const std::shared_ptr<Request>& request) noexcept;  // with mutex_ locked, as the next ones
+    void cancel_and_keep_message(const std::shared_ptr<Request>& request) noexcept;
     template <class Step> void or_fail_group(const Step& step) noexcept;
-    void give_back_locked(Request& receive) noexcept;
+    void return_message_locked(Request& receive) noexcept;
     void drop(const std::shared_ptr<Request>& send);
     void forget(Message& message);
     bool has_left(int from) const;
-    static Header header_of(const Request& send) {
-        return Header::of(send.count_, send.dtype_, send.tag_, send.object_);
+    static MessageHeader header_of(const Request& send) {
+        return MessageHeader::of(send.count_, send.dtype_, send.tag_, send.object_);
     }
     void cancel_send(const std::shared_ptr<Request>& send);
     void cancel_receive(Request& receive);
@@ -232,7 +253,7 @@ private:
     void put_back(const std::shared_ptr<Message>& message, Memory copy);
     void put_back(const std::shared_ptr<Message>& message);
     void match_posted(Message& message);
-    std::shared_ptr<Message> arrive(int from, const Header& header, std::optional<Offer> offer = {});
+    std::shared_ptr<Message> arrive(int from, const MessageHeader& header, std::optional<Offer> offer = {});
     std::optional<Arrival> arrival(int from, int tag);  // probe, with mutex_ locked
     void receive_arrived(const std::shared_ptr<Request>& receive, Message& message);
     void start_arrived(const std::shared_ptr<Request>& receive, Message& message);
@@ -250,17 +271,17 @@ private:
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);
-    void trace(Request& request, bool waits);
+    void trace(Request& request, Caller caller);
     // began: in ticks, or 0 if nobody measures.
     void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began);
-    void complete(Request& request, bool failed = false);
-    void end_trace(Request& request, bool failed);
-    static bool accepts(const Request& receive, const Header& header);
+    void complete(Request& request, Request::State result = Request::State::Complete);
+    void end_trace(Request& request, Request::State result);
+    static bool accepts(const Request& receive, const MessageHeader& header);
     bool may_stay_in_ring(const Request& receive) const;
     void listen(const Request& receive);
-    bool fits(Request& receive, int from, const Header& header);
+    bool match_or_fail(Request& receive, int from, const MessageHeader& header);
     bool pending() const;     // something is left to do for the progress thread
-    bool unfinished() const;  // something that this rank has started, and not given up, is not complete
+    bool unfinished() const;  // something that this rank has started, and not cancelled, is not complete
     std::unique_lock<std::mutex> lock_requests(const CallOptions& options = {});
     void notify(int whom);
     void notify_progress_of(int whom);
@@ -268,16 +289,17 @@ private:
     class Waiting;
     class Foreground;
     template <class Done> bool answered_soon(int peer, const Waiter& waiter, const Done& done);
+    enum class AtTimeout : bool { Throw, Return };
     template <class Done>
     bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
-                    bool probes = false);
+                    AtTimeout at_timeout = AtTimeout::Throw);
     template <class Done> void await(int from, int tag, double timeout, Done&& done);
     template <class Done> void check_peers(const Request* request, Done&& done);
     bool waits_in_vain(const Request& receive);
-    [[noreturn]] void timed_out(double timeout, const Request* request, const std::string& why);
+    [[noreturn]] void throw_timed_out(double timeout, const Request* request, const std::string& why);
     static std::string awaited_text(const Request& request);
-    // The progress thread shall move what is pending. now: there is something to do at once.
-    void go_on_in_background(bool now = false);
+    // The progress thread shall move what is pending.
+    void go_on_in_background();
     // What the progress thread does. A thread that waits moves everything, so nobody wakes the progress thread
     // meanwhile; nor soon after, since a program that waits for one short message after another would be disturbed by
     // it each time.
@@ -288,7 +310,6 @@ private:
         GivesWay,  // sleeps during the longer wait of a thread, which wakes it at the end
     };
     void set_progress(Progress now);
-    void notify_progress_thread();  // this rank's
     Next advance() noexcept override;
     bool notified() noexcept override {
         return own_slot().progress_notified.load() && own_slot().progress_notified.exchange(0);
@@ -300,11 +321,11 @@ private:
     std::atomic<uint64_t>* const
         channels_;  // [src][dst]; not looked up again, since a stray write may change where it is
     Transport& transport_;
-    FailureRecord& failures_;
+    FailureReporter& failures_;
     Tracer tracer_;
     const int rank_, n_;
     const ForkMark fork_;
-    const WaitPolicy& policy_;
+    const WaitPolicy& policy_;  // the ring's, which changes when the ranks have agreed on their conditions
     std::atomic<uint32_t> waits_{0}, unanswered_{0};  // for answered_soon, which spins in one wait of 2^unanswered_
     std::mutex mutex_;
     std::vector<Outgoing> outgoing_;  // by destination
@@ -332,12 +353,13 @@ public:
         count(1);
         if (messages.progress_ != Progress::Wakeable) return;
         messages.set_progress(Progress::StandsBy);
-        messages.notify_progress_thread();  // so that it becomes wakeable again later
+        messages.notify_progress_of(messages.rank_);  // so that it becomes wakeable again later
     }
     ~Waiting() {
         if (messages_.fork_.is_child()) return;
         count(-1);
-        if (!messages_.waiting_ && messages_.progress_ == Progress::GivesWay) messages_.notify_progress_thread();
+        if (!messages_.waiting_ && messages_.progress_ == Progress::GivesWay)
+            messages_.notify_progress_of(messages_.rank_);
     }
     Waiting(const Waiting&) = delete;
 

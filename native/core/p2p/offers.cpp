@@ -9,10 +9,10 @@ namespace rankwise {
 
 uint64_t Messages::most_in_ring() const {
     const Conditions& conditions = transport_.conditions();
-    const uint64_t of_far = tuning::in_ring_of_far(n_);
-    if (!conditions.single_copy) return of_far;
-    if (conditions.oversubscribed) return std::min(tuning::kInRingOfShared, of_far);
-    return peers_are_far() ? of_far : tuning::kInRingOfNear;
+    const uint64_t of_far = in_ring_of_far(n_);
+    if (!conditions.single_copy) return of_far;  // nothing is offered for its length; exchange() writes so much at once
+    if (conditions.oversubscribed) return std::min(kInRingOfShared, of_far);
+    return peers_are_far() ? of_far : kInRingOfNear;
 }
 
 bool Messages::must_offer(const Request& r, int to) const {
@@ -26,28 +26,28 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
     Outgoing& out = outgoing_[to];
     struct {
         OfferBody about;
-        OfferBody::Part parts[kMostParts];
+        OfferBody::Stretch stretches[kMostStretches];
     } body;
     size_t n = 0;
-    bool reachable =
-        transport_.conditions().single_copy && r->parts_.size() <= std::size(body.parts) && !out.free_slots.empty();
+    bool reachable = transport_.conditions().single_copy && r->stretches_.size() <= std::size(body.stretches) &&
+                     !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
         const auto address = reinterpret_cast<uint64_t>(data);
-        if (reachable) body.parts[n++] = {address, bytes, address_digest(address, bytes)};
+        if (reachable) body.stretches[n++] = {address, bytes, address_digest(address, bytes)};
     });
     if (!reachable) n = 0;
     body.about = {out.next_offer, n ? out.free_slots.back() : -1};
-    Header header = header_of(*r);
-    header.form = r->synchronous_ ? Form::Awaited : Form::Offered;
-    header.parts = uint8_t(n);
+    MessageHeader header = header_of(*r);
+    header.form = r->synchronous_ ? Form::OfferedSynchronously : Form::Offered;
+    header.stretches = uint8_t(n);
     if (n) c.offers[body.about.slot].store(OfferStage::Offered);
     const auto listed = out.offered.emplace(body.about.number, r).first;  // before the receiver knows of it
-    if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Part))) {
+    if (!write_header(c, to, header, &body, sizeof body.about + n * sizeof(OfferBody::Stretch))) {
         out.offered.erase(listed);
         return false;
     }
-    if (r->synchronous_) notify_progress_of(to);
+    if (r->synchronous_) notify_progress_of(to);  // a receive that may stay in the ring listens only for this
     if (n) out.free_slots.pop_back();
     r->become(Request::State::Offered);
     r->offer_ = body.about.number;
@@ -59,11 +59,11 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
 // Whether the message is still there. If it is, its sender can no longer cancel it, and it must be fetched.
 bool Messages::claim(Message& m) {
     Offer& offer = *m.offer;
-    if (offer.parts.empty()) return true;
+    if (offer.stretches.empty()) return true;
     OfferStage offered = OfferStage::Offered;
     if (channel(m.from, rank_, false)->offers[offer.slot].compare_exchange_strong(offered, OfferStage::Copying))
         return true;
-    outgoing_[m.from].answers.push_back(Header::about_offer(Form::Copied, offer.number));
+    outgoing_[m.from].answers.push_back(MessageHeader::about_offer(Form::Copied, offer.number));
     return false;
 }
 
@@ -78,16 +78,17 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
                 wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
             make_room_in(incoming_[m->from].claimed);
             if (claim(*m)) return m;
-        } else if (!cancelled(*m)) {
+        } else if (!answered_as_cancelled(*m)) {
             return m;
         }
         send_answers(arrived_.remove(*m)->from);
     }
 }
 
-bool Messages::cancelled(Message& m) {
+// Whether its sender has cancelled the message: then the claim fails, and queues the answer to the sender.
+bool Messages::answered_as_cancelled(Message& m) {
     const Offer& offer = *m.offer;
-    if (offer.parts.empty() || channel(m.from, rank_, false)->offers[offer.slot].load() != OfferStage::Cancelled)
+    if (offer.stretches.empty() || channel(m.from, rank_, false)->offers[offer.slot].load() != OfferStage::Cancelled)
         return false;
     return !claim(m);
 }
@@ -95,7 +96,7 @@ bool Messages::cancelled(Message& m) {
 // The message is claimed and has memory. Returns whether its sender may help to copy it.
 bool Messages::begin_fetch(Message& m) {
     Offer& offer = *m.offer;
-    if (!offer.parts.empty() && !std::exchange(offer.fetched, true)) offer.shared = share(m);
+    if (!offer.stretches.empty() && !std::exchange(offer.fetched, true)) offer.shared = share(m);
     return offer.shared;
 }
 
@@ -105,19 +106,19 @@ bool Messages::fetch(const std::shared_ptr<Message>& message) {
     Message& m = *message;
     Offer& offer = *m.offer;
     auto& answers = outgoing_[m.from].answers;
-    const bool awaited = !group_.failed();  // the answer; without it, the end needs no memory
+    const bool awaited = !group_.failed();  // in a failed group nobody awaits an answer; then this must need no memory
     if (awaited) make_room_in(answers);
-    if (offer.parts.empty()) {
+    if (offer.stretches.empty()) {
         incoming_[m.from].requested.emplace(offer.number, message);
         offer.fetched = true;
-        answers.push_back(Header::about_offer(Form::Request, offer.number));
+        answers.push_back(MessageHeader::about_offer(Form::Fetch, offer.number));
         return true;
     }
     if (begin_fetch(m) && !fetch_shared(m)) return false;
     bool copied = !group_.failed();
     for (uint64_t at = 0; !offer.shared && copied && at < m.header.bytes; at += kBytesPerCheck)
-        copied = copy_parts(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
-    if (awaited) answers.push_back(Header::about_offer(Form::Copied, offer.number));
+        copied = copy_stretches(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
+    if (awaited) answers.push_back(MessageHeader::about_offer(Form::Copied, offer.number));
     channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
     return true;
@@ -157,8 +158,8 @@ void Messages::finish_claimed(int from) {
 void Messages::take_offers(int from) {
     arrived_.for_each_offered([&](Message& m) {
         if (from != kAny && from != m.from) return;
-        if (m.header.form == Form::Awaited) {
-            if (cancelled(m)) send_answers(arrived_.remove(m)->from);
+        if (m.header.form == Form::OfferedSynchronously) {
+            if (answered_as_cancelled(m)) send_answers(arrived_.remove(m)->from);
             return;
         }
         if (m.header.bytes > room()) return;
@@ -184,12 +185,12 @@ void Messages::send_answers(int to) {
 }
 
 // The receiver of an offered message has copied it, or found that it was cancelled, or requests its data.
-void Messages::answer(int from, const Header& h) {
+void Messages::answer(int from, const MessageHeader& h) {
     Outgoing& out = outgoing_[from];
     const auto found = out.offered.find(h.tag);
-    if (found == out.offered.end()) overwritten("an answer", from, rank_);
+    if (found == out.offered.end()) throw_overwritten("an answer", from, rank_);
     const std::shared_ptr<Request> r = found->second;
-    if (h.form == Form::Request) {
+    if (h.form == Form::Fetch) {
         out.requested.push_back(r);
         return;
     }
@@ -197,7 +198,7 @@ void Messages::answer(int from, const Header& h) {
     complete(*r);
 }
 
-// The send is given up, whose data the receiver may copy. Returns false if it has, and else it finds that the message
+// Cancels a send whose data the receiver may copy. Returns false if it has copied it; else it finds that the message
 // was cancelled.
 bool Messages::cancel_offer(const Request& r) {
     std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];

@@ -39,9 +39,9 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
                 if (!r->ended()) all.push_back(r);
         }
     }
-    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) failures_.lost(*peer, operation);
+    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) failures_.throw_lost(*peer, operation);
     for (auto& r : all)
-        if (const auto peer = peer_that_left(*r)) failures_.lost(*peer, operation);
+        if (const auto peer = peer_that_left(*r)) failures_.throw_lost(*peer, operation);
 }
 
 // One thread's wait beyond the first polls, measured for observers. While a thread waits for a request, reports say
@@ -55,7 +55,7 @@ public:
         if (!request || request->ended()) return;
         request->waits_since_ = since_;
         if (request->entry_) request->entry_->clear(kBackground);
-        else messages.trace(*request, true);
+        else messages.trace(*request, Caller::WaitsAtOnce);
     }
     ~Foreground() {
         if (messages_.fork_.is_child()) return;
@@ -63,7 +63,7 @@ public:
             std::lock_guard lock(messages_.mutex_);
             waiting_.reset();
             if (request_ && request_->entry_) {
-                if (messages_.group_.failed()) messages_.end_trace(*request_, true);
+                if (messages_.group_.failed()) messages_.end_trace(*request_, Request::State::Failed);
                 else request_->entry_->set(kBackground);
             }
         }
@@ -90,17 +90,16 @@ template <class Done> bool Messages::answered_soon(int peer, const Waiter& waite
     if (group_.peers[peer].core.load(std::memory_order_relaxed) == core) return false;
     const uint32_t doublings = unanswered_;
     if (waits_++ % (1u << doublings) != 0) return false;
-    const bool answered = waiter.spin(tuning::kSpinForAnswer, done);
-    unanswered_ =
-        answered ? doublings - (doublings > 0) : std::min(doublings + tuning::kDoublings, tuning::kMostDoublings);
+    const bool answered = waiter.spin(kSpinForAnswer, done);
+    unanswered_ = answered ? doublings - (doublings > 0) : std::min(doublings + kDoublings, kMostDoublings);
     return answered;
 }
 
-// Returns true as soon as done() is. After `limit` seconds, by default the communicator's timeout, it throws TimedOut,
-// or, with `probes`, returns false. request: the one that the program waits for, or null.
+// Returns true as soon as done() is. After `limit` seconds, by default the communicator's timeout, it throws TimedOut
+// or returns false. request: the one that the program waits for, or null.
 template <class Done>
 bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* request, const CallOptions& options,
-                          bool probes) {
+                          AtTimeout at_timeout) {
     const GroupMemory::Use lease = memory_->lease();
     if (!lease) throw Closed(kClosedTooEarly);
     const double timeout = limit.value_or(transport_.ring.timeout);
@@ -130,27 +129,28 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
         return false;
     };
     WaitPolicy policy = policy_;
-    if (transport_.conditions().oversubscribed) policy.yields = tuning::kYieldsForMessage;
+    if (transport_.conditions().oversubscribed) policy.yields = kYieldsForMessage;
     if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy, poll_once)) return true;
     // With a limit of its own, the program means to come back.
     const bool limited = limit || timeout < transport_.ring.first_timeout;
-    const bool may_be_vain = request && !request->sends_ && !limited && !probes && !is_engine_thread;
+    const bool may_be_vain =
+        request && !request->sends_ && !limited && at_timeout == AtTimeout::Throw && !is_engine_thread;
     VainWait vain(own_slot());
     const auto check = [&] {
         check_peers(request, done);
         // Another rank's long wait is a sign of a deadlock, and cheaper to see than this process's threads.
         if (may_be_vain && peer != kAny && group_.peers[peer].message_waits.load(std::memory_order_relaxed) &&
-            vain.look(waiter.spent(), [&] { return waits_in_vain(*request); }))
+            vain.check(waiter.spent(), [&] { return waits_in_vain(*request); }))
             if (const std::string found = failures_.certain_deadlock(); !found.empty())
-                timed_out(timeout, request, " can never be complete" + found);
+                throw_timed_out(timeout, request, " can never be complete" + found);
         foreground.publish();
         const auto lock = lock_requests();
         if (!closing_) take_offers();
     };
     PeerSlot& own = own_slot();
     if (waiter.sleep({own.message_notifications, &own.message_sleepers}, try_once, check)) return true;
-    if (!probes)
-        timed_out(
+    if (at_timeout == AtTimeout::Throw)
+        throw_timed_out(
             timeout, request,
             (request ? " was" : " were") + (" not complete within " + seconds(timeout)) + failures_.deadlock(timeout));
     return false;
@@ -161,7 +161,8 @@ bool Messages::waits_in_vain(const Request& r) {
     const auto lock = lock_requests();
     progress();
     return !r.ended() && receives_.size() == 1 && std::ranges::all_of(outgoing_, &Outgoing::idle) &&
-           segment_->record(transport_.members[size_t(rank_)].world_rank).pending_messages.load() == r.reserved_;
+           segment_->record(transport_.members[size_t(rank_)].world_rank).pending_messages.load() ==
+               (r.reserved_ ? 1u : 0u);  // no other pending message of this rank, in any group
 }
 
 // The message that a request sends or waits for.
@@ -173,7 +174,7 @@ std::string Messages::awaited_text(const Request& r) {
     return message_text(r.count_, r.dtype_, r.tag_);
 }
 
-void Messages::timed_out(double timeout, const Request* request, const std::string& why) {
+void Messages::throw_timed_out(double timeout, const Request* request, const std::string& why) {
     std::string what = "pending messages";
     std::vector<int> missing;
     if (std::lock_guard lock(mutex_); request) {
@@ -208,10 +209,10 @@ template <class Done> void Messages::await(int from, int tag, double timeout, Do
         ~EndTrace() {
             if (messages.fork_.is_child()) return;
             std::lock_guard lock(messages.mutex_);
-            messages.end_trace(receive, false);
+            messages.end_trace(receive, Request::State::Complete);
         }
     } end{*this, *receive};
-    wait_until(timeout, done, receive.get(), {}, true);
+    wait_until(timeout, done, receive.get(), {}, AtTimeout::Return);
 }
 
 std::optional<Arrival> Messages::await_arrival(int from, int tag, double timeout) {
@@ -229,16 +230,13 @@ void Messages::await_any(const std::vector<std::shared_ptr<Request>>& requests, 
           [&] { return std::ranges::any_of(requests, [](const auto& r) { return r->ended(); }); });
 }
 
-void Messages::go_on_in_background(bool now) {
+void Messages::go_on_in_background() {
     if (closing_) return;
     idle_polls_ = 0;
-    if (progress_ == Progress::Idle) {
-        waits_changed_ = false;  // there was nothing to do meanwhile
-        background_.serve(*this);
-        set_progress(Progress::StandsBy);
-    } else if (now && progress_ == Progress::Wakeable) {
-        notify_progress_thread();
-    }
+    if (progress_ != Progress::Idle) return;
+    waits_changed_ = false;  // there was nothing to do meanwhile
+    background_.serve(*this);
+    set_progress(Progress::StandsBy);
 }
 
 // For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
@@ -249,15 +247,13 @@ void Messages::listen(const Request& r) {
     listens_ = true;
 }
 
-void Messages::notify_progress_thread() { notify_progress_of(rank_); }
-
 void Messages::set_progress(Progress now) {
     const bool wakeable = now == Progress::Wakeable;
     if (wakeable != (progress_ == Progress::Wakeable)) own_slot().awaits_progress.store(wakeable);
     progress_ = now;
 }
 
-InBackground::Next Messages::advance() noexcept {
+BackgroundWork::Next Messages::advance() noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return Next::Soon;  // another thread makes progress, perhaps for as long as a large message takes
     const auto over = [&] { return closing_ || group_.failed(); };
@@ -325,11 +321,12 @@ std::string Messages::close(double timeout) {
             }
         }
         if (size_t left = sends_left()) report([&] { return std::to_string(left) + " sends not delivered"; });
-        receives_.for_each([&](Request& r) { end_trace(r, true); });
-        arrived_.for_each_awaiting([&](Request& r) { end_trace(r, true); });
+        const auto end_trace_of = [&](Request& r) { end_trace(r, Request::State::Cancelled); };
+        receives_.for_each(end_trace_of);
+        arrived_.for_each_awaiting(end_trace_of);
         for (const Outgoing& out : outgoing_) {
-            for (auto& r : out.sends) end_trace(*r, true);
-            for (auto& [number, r] : out.offered) end_trace(*r, true);
+            for (auto& r : out.sends) end_trace_of(*r);
+            for (auto& [number, r] : out.offered) end_trace_of(*r);
         }
     }
     futex_notify(own_slot().message_notifications);
@@ -342,14 +339,14 @@ std::string Messages::close(double timeout) {
 }
 
 void Request::wait(std::optional<double> timeout, const CallOptions& options) {
-    settle(timeout, options);
+    await_end(timeout, options);
     if (cancelled()) throw Closed("the operation was cancelled");
     if (!failed()) return;
     raised_ = true;
     throw Mismatch(failure_, {}, {}, {}, -1);
 }
 
-void Request::settle(std::optional<double> timeout, const CallOptions& options) {
+void Request::await_end(std::optional<double> timeout, const CallOptions& options) {
     if (ended()) return;
     auto messages = messages_.lock();
     if (messages && messages->fork_.is_child())
@@ -378,12 +375,11 @@ bool Request::done() {
 }
 
 void Request::cancel() {
-    const auto messages = messages_.lock();
-    if (messages) messages->cancel(shared_from_this());
+    if (const auto messages = messages_.lock()) messages->cancel(shared_from_this());
 }
 
-void Request::give_back() {
-    if (const auto messages = messages_.lock()) messages->give_back(*this);
+void Request::return_message() {
+    if (const auto messages = messages_.lock()) messages->return_message(*this);
 }
 
 }  // namespace rankwise

@@ -37,29 +37,29 @@ ProgressThread::~ProgressThread() {
     thread_.join();
 }
 
-void ProgressThread::serve(InBackground& messages) {
+void ProgressThread::serve(BackgroundWork& work) {
     const std::lock_guard lock(mutex_);
-    messages.due_ = {};
-    list(messages);
+    work.due_ = {};
+    list(work);
     notify();
 }
 
-void ProgressThread::listen(InBackground& messages) {
+void ProgressThread::listen(BackgroundWork& work) {
     const std::lock_guard lock(mutex_);
-    if (!messages.listed_) messages.due_ = kNever;
-    list(messages);
+    if (!work.listed_) work.due_ = kNever;
+    list(work);
 }
 
-void ProgressThread::list(InBackground& messages) {
+void ProgressThread::list(BackgroundWork& work) {
     if (!thread_.joinable()) thread_ = engine_thread([this] { run(); });
-    messages.again_ = true;
-    if (!std::exchange(messages.listed_, true)) list_.append(messages);
+    work.again_ = true;
+    if (!std::exchange(work.listed_, true)) list_.append(work);
 }
 
-void ProgressThread::dismiss(InBackground& messages) {
+void ProgressThread::dismiss(BackgroundWork& work) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return visited_ != &messages; });
-    if (std::exchange(messages.listed_, false)) list_.remove(messages);
+    changed_.wait(lock, [&] { return visited_ != &work; });
+    if (std::exchange(work.listed_, false)) list_.remove(work);
 }
 
 void ProgressThread::run() {
@@ -79,9 +79,9 @@ void ProgressThread::run() {
 Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) {
     const Clock::time_point now = Clock::now();
     Clock::time_point earliest = kNever;
-    for (InBackground* each = list_.first(); each;) {
+    for (BackgroundWork* each = list_.first(); each;) {
         const bool ends = (each->notified() || each->due_ <= now) && !visit(*each, lock);
-        InBackground* const next = list_.after(*each);
+        BackgroundWork* const next = list_.after(*each);
         if (ends) {
             list_.remove(*each);
             each->listed_ = false;
@@ -94,20 +94,20 @@ Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) 
 }
 
 // Returns whether there is something left to do.
-bool ProgressThread::visit(InBackground& messages, std::unique_lock<std::mutex>& lock) {
-    using Next = InBackground::Next;
-    visited_ = &messages;
-    messages.again_ = false;
+bool ProgressThread::visit(BackgroundWork& work, std::unique_lock<std::mutex>& lock) {
+    using Next = BackgroundWork::Next;
+    visited_ = &work;
+    work.again_ = false;
     lock.unlock();
-    const Next next = messages.advance();
+    const Next next = work.advance();
     lock.lock();
     visited_ = nullptr;
     changed_.notify_all();
-    messages.due_ = next == Next::Notified ? kNever : Clock::time_point();
-    if (next == Next::Soon) messages.due_ = Clock::now() + kStandAside;
-    if (next == Next::Later) messages.due_ = Clock::now() + kLongestSleep;
-    if (messages.again_) messages.due_ = {};
-    return messages.again_ || next != Next::Nothing;
+    work.due_ = next == Next::Notified ? kNever : Clock::time_point();
+    if (next == Next::Soon) work.due_ = Clock::now() + kStandAside;
+    if (next == Next::Later) work.due_ = Clock::now() + kLongestSleep;
+    if (work.again_) work.due_ = {};
+    return work.again_ || next != Next::Nothing;
 }
 
 }  // namespace rankwise

@@ -15,12 +15,12 @@
 
 namespace rankwise {
 
-// The messages of one group, as the thread sees them.
-class InBackground {
+// What the thread does for one group: move its messages, or run what the rank has started and deferred.
+class BackgroundWork {
 public:
     enum class Next : uint8_t {
         Again,     // something moved
-        Soon,      // look again after kStandAside
+        Soon,      // after kStandAside
         Later,     // when it is notified, or after kLongestSleep
         Notified,  // when it is notified
         Nothing,   // until `serve` is called again
@@ -31,12 +31,12 @@ public:
     virtual bool notified() noexcept = 0;
 
 protected:
-    ~InBackground() = default;
+    ~BackgroundWork() = default;
 
 private:
     friend class ProgressThread;
     // Guarded by the thread's mutex.
-    Links<InBackground> links_;
+    Links<BackgroundWork> links_;
     Clock::time_point due_;
     bool listed_ = false;
     bool again_ = false;  // `serve` has been called since the last advance() began
@@ -44,32 +44,32 @@ private:
 
 class ProgressThread {
 public:
-    // A rank's, which starts with the first call of `serve`.
+    // A rank's, which starts with the first call of `serve` or `listen`.
     static ProgressThread& of(Segment& segment, int world_rank);
     ~ProgressThread();
     ProgressThread(const ProgressThread&) = delete;
 
     // Calls advance() from now on, until it returns Nothing. Throws Error if the thread cannot be started.
-    void serve(InBackground& messages);
+    void serve(BackgroundWork& work);
     // The same, but only once the group is notified.
-    void listen(InBackground& messages);
-    // After that, the thread does not use it any more. Its advance() must return Nothing by now.
-    void dismiss(InBackground& messages);
+    void listen(BackgroundWork& work);
+    // Waits until the thread is not in its advance(), which is not called again.
+    void dismiss(BackgroundWork& work);
     // Makes the thread look which groups are notified.
     void notify() { futex_notify(notifications_); }
 
 private:
     explicit ProgressThread(std::atomic<uint32_t>& notifications) : notifications_(notifications) {}
     void run();
-    void list(InBackground& messages);
+    void list(BackgroundWork& work);
     Clock::time_point visit_all(std::unique_lock<std::mutex>& lock);
-    bool visit(InBackground& messages, std::unique_lock<std::mutex>& lock);
+    bool visit(BackgroundWork& work, std::unique_lock<std::mutex>& lock);
 
     std::atomic<uint32_t>& notifications_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    LinkedList<InBackground, &InBackground::links_> list_;
-    InBackground* visited_ = nullptr;  // the one that is in advance()
+    LinkedList<BackgroundWork, &BackgroundWork::links_> list_;
+    BackgroundWork* visited_ = nullptr;  // the one that is in advance()
     bool ends_ = false;
     std::thread thread_;
 };

@@ -34,20 +34,20 @@ enum class Wanted : uint8_t {
 };
 
 // Some of the bytes of a message, in the sender's memory.
-struct Part {
+struct Stretch {
     const uint8_t* data;
     uint64_t bytes;
 };
 
-// Calls f(data, bytes) for each stretch of these bytes of the parts that is contiguous in memory.
-template <class F> void for_stretches(const std::vector<Part>& parts, uint64_t at, uint64_t bytes, F&& f) {
-    for (const Part& part : parts) {
-        if (at >= part.bytes) {
-            at -= part.bytes;
+// Calls f(data, bytes) for what these bytes of the stretches occupy in each of them.
+template <class F> void for_stretches(const std::vector<Stretch>& stretches, uint64_t at, uint64_t bytes, F&& f) {
+    for (const Stretch& stretch : stretches) {
+        if (at >= stretch.bytes) {
+            at -= stretch.bytes;
             continue;
         }
-        const uint64_t here = std::min(bytes, part.bytes - at);
-        if (here) f(part.data + at, here);
+        const uint64_t here = std::min(bytes, stretch.bytes - at);
+        if (here) f(stretch.data + at, here);
         bytes -= here;
         if (!bytes) return;
         at = 0;
@@ -70,9 +70,9 @@ public:
     // is still in progress.
     void wait(std::optional<double> timeout, const CallOptions& options = {});
     // The same, but without raising the error of a receive whose message does not fit it.
-    void settle(std::optional<double> timeout, const CallOptions& options = {});
+    void await_end(std::optional<double> timeout, const CallOptions& options = {});
     bool done();
-    bool complete() const { return state() >= State::Failed; }
+    bool has_result() const { return state() >= State::Failed; }
     bool cancelled() const { return state() == State::Cancelled; }
     bool sends() const { return sends_; }
     // Waits until one of the requests of a communicator is complete, at most `timeout` seconds. If they are of several
@@ -80,7 +80,7 @@ public:
     static void await_any(const std::vector<std::shared_ptr<Request>>& requests, double timeout);
     // Cancels it, so that the caller may free its memory; see Messages::cancel. Does nothing to a complete one.
     void cancel();
-    void give_back();  // see Messages::give_back
+    void return_message();  // see Messages::return_message
     // Of a complete request: whether the message did not fit, and whether `wait` has raised that error.
     bool failed() const { return state() == State::Failed; }
     bool raised() const { return raised_; }
@@ -103,10 +103,11 @@ private:
     friend class PostedReceives;
     enum class State : uint8_t {
         Waiting,  // send: nothing of it is in the ring; receive: no message has matched it
-        Offered,  // send: the receiver has been told where its data is, which stays there
+        Offered,  // send: the header with the address of its data is in the ring
         Writing,  // send: the header that precedes its data is in the ring
         Matched,  // receive: it has its message
-        // It has ended, for its caller and for the engine:
+        // In this order: from here on it has ended, for its caller and for the engine, and from Failed on it has a
+        // result.
         Cancelled,
         Failed,  // receive: its message does not fit it
         Complete,
@@ -123,8 +124,8 @@ private:
         return unsized() || (wanted_ == Wanted::Any && (object || bytes > this->bytes()));
     }
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
-        if (parts_.empty()) return f(data_ + at, bytes);
-        rankwise::for_stretches(parts_, at, bytes, f);
+        if (stretches_.empty()) return f(data_ + at, bytes);
+        rankwise::for_stretches(stretches_, at, bytes, f);
     }
 
     std::weak_ptr<Messages> messages_;
@@ -139,7 +140,7 @@ private:
     DType dtype_ = DType::U8;
     uint64_t count_ = 0;
     uint8_t* data_ = nullptr;
-    std::vector<Part> parts_;           // send: the data, if it is not contiguous
+    std::vector<Stretch> stretches_;    // send: the data, if it is not contiguous
     std::shared_ptr<Message> message_;  // receive: the message that it has matched, until it is complete
     Memory memory_;             // send that goes on for a cancelled one: its data; receive of any length: the message
     bool synchronous_ = false;  // send: it is complete only when a receive has matched its message

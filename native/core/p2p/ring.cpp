@@ -3,17 +3,18 @@
 
 namespace rankwise {
 
-bool Messages::push(int to, bool helps) {
+bool Messages::push(int to) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
     Channel& c = *channel(rank_, to, true);
-    if (c.room() > c.capacity) overwritten("a count of bytes", rank_, to);
-    bool moved = helps && !out.offered.empty() && help_to_fetch(c, to);
+    if (c.room() > c.capacity) throw_overwritten("a count of bytes", rank_, to);
+    bool moved = false;
     for (;;) {
         if (!out.writing && !begin_next(c, to, moved)) return moved;
         if (!out.writing) continue;  // that was a whole message
         Request& r = *out.writing->front();
-        const Header header = r.offer_ < 0 ? header_of(r) : Header::about_offer(Form::Requested, r.offer_, r.bytes());
+        const MessageHeader header =
+            r.offer_ < 0 ? header_of(r) : MessageHeader::about_offer(Form::Fetched, r.offer_, r.bytes());
         if (!write_piece(c, r, to, header)) return moved;
         moved = true;
     }
@@ -43,7 +44,7 @@ bool Messages::begin_next(Channel& c, int to, bool& moved) {
 }
 
 // A header that no data follows but `body`. Returns false if there is no room.
-bool Messages::write_header(Channel& c, int to, const Header& header, const void* body, uint64_t bytes) {
+bool Messages::write_header(Channel& c, int to, const MessageHeader& header, const void* body, uint64_t bytes) {
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, bytes);
     if (c.room() < whole) return false;
     c.put_header(at, header);
@@ -54,18 +55,18 @@ bool Messages::write_header(Channel& c, int to, const Header& header, const void
 }
 
 // Writes the next piece of the message that is being written. Returns false if there is no room.
-bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header) {
+bool Messages::write_piece(Channel& c, Request& r, int to, const MessageHeader& header) {
     const uint64_t total = r.bytes(), before = c.written.load(std::memory_order_relaxed);
     uint64_t at = before, room = c.room();
-    if (r.state() != Request::State::Writing && room >= sizeof(Header)) {
+    if (r.state() != Request::State::Writing && room >= sizeof(MessageHeader)) {
         c.put_header(at, header);
-        at += sizeof(Header);
-        room -= sizeof(Header);
+        at += sizeof(MessageHeader);
+        room -= sizeof(MessageHeader);
         r.become(Request::State::Writing);
     }
     const bool begun = r.state() == Request::State::Writing;
     if (begun) {
-        const uint64_t bytes = std::min({total - r.sent_, room, tuning::kRingPiece});
+        const uint64_t bytes = std::min({total - r.sent_, room, kRingPiece});
         r.for_stretches(r.sent_, bytes, [&](const uint8_t* data, uint64_t length) {
             c.put(at, data, length);
             at += length;
@@ -75,7 +76,7 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
     }
     const bool finished = begun && r.sent_ == total && room >= Channel::pad_of(at);
     // Marked only together with its padding, which a receiver that finds the mark counts as read.
-    if (finished && header.form == Form::Message && at - before == sizeof(Header) + total)
+    if (finished && header.form == Form::Message && at - before == sizeof(MessageHeader) + total)
         c.stamp_at(before).store(c.stamp(before), std::memory_order_release);
     if (finished) at += Channel::pad_of(at);
     if (at == before) return false;
@@ -92,13 +93,13 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const Header& header)
     return true;
 }
 
-bool Messages::pull(int from, bool all) {
-    const bool moved = read(from, all);
+bool Messages::pull(int from, Reads reads) {
+    const bool moved = read(from, reads);
     send_answers(from);
     return moved;
 }
 
-bool Messages::read(int from, bool all) {
+bool Messages::read(int from, Reads reads) {
     Channel* c = channel(from, rank_, false);
     if (!c) return false;
     Incoming& in = incoming_[from];
@@ -106,12 +107,13 @@ bool Messages::read(int from, bool all) {
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
         uint64_t at = before, waiting = c->waiting();
-        if (waiting > c->capacity) overwritten("a count of bytes", from, rank_);
+        if (waiting > c->capacity) throw_overwritten("a count of bytes", from, rank_);
         bool received = false;
-        if (!in.message && !in.pad && waiting >= sizeof(Header) && !read_header(*c, from, at, waiting)) return moved;
+        if (!in.message && !in.pad && waiting >= sizeof(MessageHeader) && !read_header(*c, from, at, waiting))
+            return moved;
         if (in.message) {
             Message& m = *in.message;
-            const uint64_t bytes = std::min({m.left, waiting, tuning::kRingPiece});
+            const uint64_t bytes = std::min({m.left, waiting, kRingPiece});
             if (bytes) c->get(at, m.at, bytes);
             at += bytes;
             waiting -= bytes;
@@ -133,14 +135,14 @@ bool Messages::read(int from, bool all) {
         notify(from);
         moved = true;
         // What follows stays in the ring until somebody waits again: most likely for its receive, which saves a copy.
-        if (!all && received && receives_.empty() && outgoing_[from].idle()) return true;
+        if (reads == Reads::UntilReceived && received && receives_.empty() && outgoing_[from].idle()) return true;
     }
 }
 
 // Reads the header at `at`, and what follows it but data. Returns false, with nothing read, if some of that is missing.
 bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting) {
-    const Header h = c.header(at);
-    if (!h.valid() || at % kCacheLine) overwritten("a header", from, rank_);
+    const MessageHeader h = c.header(at);
+    if (!h.valid() || at % kCacheLine) throw_overwritten("a header", from, rank_);
     Incoming& in = incoming_[from];
     uint64_t body = 0, data = 0;
     switch (h.form) {
@@ -148,38 +150,41 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         in.message = arrive(from, h);
         data = h.bytes;
         break;
-    case Form::Requested: {
+    case Form::Fetched: {
         const auto requested = in.requested.find(h.tag);
-        if (requested == in.requested.end() || requested->second->left != h.bytes) overwritten("a header", from, rank_);
+        if (requested == in.requested.end() || requested->second->left != h.bytes)
+            throw_overwritten("a header", from, rank_);
         in.message = std::move(requested->second);
         in.requested.erase(requested);
         data = h.bytes;
         break;
     }
     case Form::Offered:
-    case Form::Awaited: {
-        body = sizeof(OfferBody) + h.parts * sizeof(OfferBody::Part);
+    case Form::OfferedSynchronously: {
+        body = sizeof(OfferBody) + h.stretches * sizeof(OfferBody::Stretch);
         if (waiting < sizeof h + body) return false;
         OfferBody offered;
         c.get(at + sizeof h, &offered, sizeof offered);
         Offer offer{offered.number, offered.slot, {}};
-        for (int i = 0; i < h.parts; ++i) {
-            OfferBody::Part part;
-            c.get(at + sizeof h + sizeof offered + uint64_t(i) * sizeof part, &part, sizeof part);
-            if (part.digest != address_digest(part.address, part.bytes)) overwritten("an offer", from, rank_);
-            offer.parts.push_back({reinterpret_cast<const uint8_t*>(part.address), part.bytes});
+        for (int i = 0; i < h.stretches; ++i) {
+            OfferBody::Stretch stretch;
+            c.get(at + sizeof h + sizeof offered + uint64_t(i) * sizeof stretch, &stretch, sizeof stretch);
+            if (stretch.digest != address_digest(stretch.address, stretch.bytes))
+                throw_overwritten("an offer", from, rank_);
+            offer.stretches.push_back({reinterpret_cast<const uint8_t*>(stretch.address), stretch.bytes});
         }
         uint64_t total = 0;
-        for (const Part& part : offer.parts) total += std::min(part.bytes, h.bytes + 1);  // without overflow
-        const bool copied = !offer.parts.empty();
+        for (const Stretch& stretch : offer.stretches)
+            total += std::min(stretch.bytes, h.bytes + 1);  // without overflow
+        const bool copied = !offer.stretches.empty();
         if (copied && (offer.slot < 0 || offer.slot >= Channel::kOffers || total != h.bytes))
-            overwritten("an offer", from, rank_);
+            throw_overwritten("an offer", from, rank_);
         make_room_in(in.claimed);
         const std::shared_ptr<Message> m = arrive(from, h, std::move(offer));
         if (m && m->receive) in.claimed.push_back(m);
         break;
     }
-    case Form::Request:
+    case Form::Fetch:
     case Form::Copied: answer(from, h); break;
     }
     at += sizeof h + body;

@@ -39,7 +39,7 @@ public:
     VainWait(const VainWait&) = delete;
     // spent: how long the wait has lasted. vain: looks for the message, and whether only that can make the rank act.
     // Returns whether it has looked, and the wait is published.
-    template <class Vain> bool look(std::chrono::duration<double> spent, const Vain& vain) {
+    template <class Vain> bool check(std::chrono::duration<double> spent, const Vain& vain) {
         if (spent < next_) return false;
         next_ = spent + kInterval;
         const int64_t looked = clock_ns(CLOCK_MONOTONIC);

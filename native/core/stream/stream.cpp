@@ -41,9 +41,9 @@ std::shared_ptr<Task> Stream::mark() {
     return enqueue(std::make_shared<Task>());
 }
 
-std::shared_ptr<Task> Stream::reached_mark() { return settled(std::make_shared<Task>()); }
+std::shared_ptr<Task> Stream::reached_mark() { return finished(std::make_shared<Task>()); }
 
-std::shared_ptr<Task> Stream::settled(std::shared_ptr<Task> task) {
+std::shared_ptr<Task> Stream::finished(std::shared_ptr<Task> task) {
     task->finish();
     return task;
 }
@@ -53,14 +53,14 @@ void Stream::follow(std::shared_ptr<Task> mark) {
     if (mark->stream_ == core_ || mark->succeeded()) return;
     submit([core = core_.get(), mark = std::move(mark)] {  // the thread that runs this keeps the core alive
         switch (core->wait_for(mark, nullptr)) {
-        case Outcome::Failed: core->broken = mark->failure_; return;
-        case Outcome::Closing: throw Closed("this stream was closed while it waited for an event");
+        case WaitResult::Failed: core->broken = mark->failure_; return;
+        case WaitResult::Closing: throw Closed("this stream was closed while it waited for an event");
         default: return;
         }
     });
 }
 
-Stream::Outcome Stream::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
+Stream::WaitResult Stream::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
     return core_->wait_for(mark, stop);
 }
 
@@ -77,7 +77,7 @@ bool Stream::last_is_done() const {
 void Stream::sync(double timeout, const CallOptions& options) {
     if (idle() || on_own_thread()) return;
     core_->check_usable();
-    core_->help(nullptr, false, options);
+    core_->help(nullptr, StreamCore::Tasks::All, options);
     if (!idle()) enqueue(std::make_shared<Task>())->wait(timeout, options);
 }
 
@@ -86,7 +86,7 @@ bool Stream::drain(double timeout) {
     if (on_own_thread()) return false;
     core_->hurry();
     std::unique_lock lock(core_->mutex);
-    return core_->settled.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)),
+    return core_->changed.wait_for(lock, std::chrono::duration<double>(std::min(timeout, 1e9)),
                                    [&] { return core_->pending.load() == 0; });
 }
 

@@ -27,14 +27,14 @@ public:
     std::shared_ptr<Task> mark();
     // A mark that is already reached; and another task that has run without being queued.
     static std::shared_ptr<Task> reached_mark();
-    static std::shared_ptr<Task> settled(std::shared_ptr<Task> task);
+    static std::shared_ptr<Task> finished(std::shared_ptr<Task> task);
     // Tasks that are submitted from now on wait for `mark`, of any stream. If the mark fails, because its stream was
     // closed or its group failed, all following tasks of this stream fail in the same way.
     void follow(std::shared_ptr<Task> mark);
-    enum class Outcome { Reached, Failed, Closing, Stopped };
+    enum class WaitResult { Reached, Failed, Closing, Stopped };
     // Called by a task of this stream: sleeps until `mark` is done, this stream is closed, or `stop`, which is called
     // every kLongestSleep, returns true.
-    Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
+    WaitResult wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
     // Whether all submitted tasks have run.
     bool idle() const { return pending_->load() == 0 || last_is_done(); }
     // The same, not counting a task that calls this.

@@ -61,7 +61,7 @@ public:
             core_.run_for_sleepers();
         } catch (const std::exception&) {  // the sleepers try again
         }
-        if (core_.thread_ || core_.closing) core_.settled.notify_all();
+        if (core_.thread_ || core_.closing) core_.changed.notify_all();
     }
 
 private:
@@ -69,12 +69,12 @@ private:
     const StreamCore* const outer_;
 };
 
-void StreamCore::help(const Task* last, bool ready_only, const CallOptions& options) {
+void StreamCore::help(const Task* last, Tasks tasks, const CallOptions& options) {
     std::unique_lock lock(mutex);
     if (thread_runs_ || helped_ || closing) return;
     const auto mine = [&](const Task& task) {
         if (task.of_program() && &task != last) return false;  // what interrupts it belongs to who waits for it
-        return task.for_waiters() && task.may_run() && (!ready_only || (task.begun() && task.ready()));
+        return task.for_waiters() && task.may_run() && (tasks == Tasks::All || (task.begun() && task.ready()));
     };
     if (queue.empty() || !mine(queue.front())) return;
     const Helping helping(*this);
@@ -100,9 +100,9 @@ void StreamCore::run_first(std::unique_lock<std::mutex>& lock, const CallOptions
         if (!task.ended()) queue.push_front(finished);
         else {
             const bool ran = !broken && (task.for_waiters() || task.of_program());
-            if (task.failure_ && ran && failed.size() < tuning::kMostFailed) failed.push_back(finished);
+            if (task.failure_ && ran && failed.size() < kMostFailed) failed.push_back(finished);
             if (had_begun) begun.fetch_sub(1);
-            if (pending.fetch_sub(1) == 1) settled.notify_all();
+            if (pending.fetch_sub(1) == 1) changed.notify_all();
         }
     }
     if (interrupt) std::rethrow_exception(interrupt);
@@ -111,7 +111,7 @@ void StreamCore::run_first(std::unique_lock<std::mutex>& lock, const CallOptions
 void StreamCore::run() {
     running_here = this;
     std::unique_lock lock(mutex);
-    settled.wait(lock, [&] { return !helped_; });
+    changed.wait(lock, [&] { return !helped_; });
     thread_runs_ = true;
     while (!closing && !queue.empty()) {
         run_first(lock, {});
@@ -119,7 +119,7 @@ void StreamCore::run() {
     }
     thread_ = thread_runs_ = false;
     running_here = nullptr;
-    settled.notify_all();
+    changed.notify_all();
 }
 
 bool StreamCore::await(Task& task, double timeout, const CallOptions& options) {
@@ -150,16 +150,16 @@ void StreamCore::hurry() {
     if (!queue.empty() && !closing) start_thread();
 }
 
-Stream::Outcome StreamCore::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
-    using Outcome = Stream::Outcome;
+Stream::WaitResult StreamCore::wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop) {
+    using WaitResult = Stream::WaitResult;
     {
         const std::lock_guard lock(mutex);
         awaited = mark;
     }
-    Outcome outcome = Outcome::Stopped;
+    WaitResult result = WaitResult::Stopped;
     const auto ended = [&] {
-        if (mark->ended()) outcome = mark->succeeded() ? Outcome::Reached : Outcome::Failed;
-        else if (closing) outcome = Outcome::Closing;  // close sets `closing` before it increments the futex
+        if (mark->ended()) result = mark->succeeded() ? WaitResult::Reached : WaitResult::Failed;
+        else if (closing) result = WaitResult::Closing;  // close sets `closing` before it increments the futex
         else return stop && stop();
         return true;
     };
@@ -167,7 +167,7 @@ Stream::Outcome StreamCore::wait_for(const std::shared_ptr<Task>& mark, const st
         .sleep({mark->state_, &mark->sleepers_}, ended, [] {});
     const std::lock_guard lock(mutex);
     awaited.reset();
-    return outcome;
+    return result;
 }
 
 bool StreamCore::close(double timeout) {
@@ -188,14 +188,14 @@ bool StreamCore::close(double timeout) {
     {
         const std::lock_guard lock(mutex);
         pending.fetch_sub(uint32_t(count));
-        settled.notify_all();
+        changed.notify_all();
     }
     if (running_here == this) return true;  // closed by one of its own tasks
     const auto until = Clock::now() + std::chrono::duration<double>(timeout);
     std::unique_lock lock(mutex);
     while (thread_ || helped_) {
-        if (!current || !current->of_program()) settled.wait(lock);
-        else if (settled.wait_until(lock, until) == std::cv_status::timeout) return false;
+        if (!current || !current->of_program()) changed.wait(lock);
+        else if (changed.wait_until(lock, until) == std::cv_status::timeout) return false;
     }
     return true;
 }

@@ -18,13 +18,13 @@ public:
 
     void submit(const std::shared_ptr<Task>& task);
     // Runs the tasks up to `last`, or all if that is null, in the calling thread. Stops where that cannot be, because
-    // another thread runs the stream, or the next task is not for this thread, or where it would have to wait, if
-    // `ready_only`.
-    void help(const Task* last, bool ready_only, const CallOptions& options);
+    // another thread runs the stream, or the next task is not for this thread; Tasks::Ready: or where it would wait.
+    enum class Tasks : bool { All, Ready };
+    void help(const Task* last, Tasks tasks, const CallOptions& options);
     // Sleeps until the task has run. Returns false after `timeout` seconds.
     bool await(Task& task, double timeout, const CallOptions& options);
     void hurry();
-    Stream::Outcome wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
+    Stream::WaitResult wait_for(const std::shared_ptr<Task>& mark, const std::function<bool()>& stop);
     bool close(double timeout);
     // A forked child has a copy of this but no thread that runs it; it must not even lock the mutex.
     void check_usable() const;
@@ -32,7 +32,7 @@ public:
     static thread_local const StreamCore* running_here;  // the one that this thread runs
 
     std::mutex mutex;
-    std::condition_variable settled;  // all tasks have run, or nobody runs the stream any more
+    std::condition_variable changed;  // all tasks have run, or nobody runs the stream any more
     TaskQueue queue;
     std::shared_ptr<Task> current;  // the running task
     std::shared_ptr<Task> awaited;  // the mark for which it waits

@@ -44,18 +44,18 @@ void Task::rethrow() {
 void Task::wait(const CallOptions& options) {
     if (!ended()) {
         check_can_wait();
-        stream_->help(this, false, options);
+        stream_->help(this, StreamCore::Tasks::All, options);
         if (!ended()) stream_->await(*this, std::chrono::duration<double>(kForever).count(), options);
     }
     rethrow();
 }
 
 void Task::wait(double timeout, const CallOptions& options) {
-    settle(timeout, options);
+    await_end(timeout, options);
     rethrow();
 }
 
-void Task::settle(double timeout, const CallOptions& options) {
+void Task::await_end(double timeout, const CallOptions& options) {
     if (done(options)) return;
     check_can_wait();
     if (!stream_->await(*this, timeout, options))
@@ -65,7 +65,7 @@ void Task::settle(double timeout, const CallOptions& options) {
 
 bool Task::done(const CallOptions& options) {
     if (ended() || !stream_ || of_parent() || stream_.get() == StreamCore::running_here) return ended();
-    stream_->help(this, true, options);
+    stream_->help(this, StreamCore::Tasks::Ready, options);
     if (!ended() && !begun()) stream_->hurry();
     return ended();
 }

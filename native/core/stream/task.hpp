@@ -25,7 +25,7 @@ public:
     // The same, at most `timeout` seconds; a thread of the stream then runs it. After TimedOut it stays queued.
     void wait(double timeout, const CallOptions& options = {});
     // The same without what it threw.
-    void settle(double timeout, const CallOptions& options = {});
+    void await_end(double timeout, const CallOptions& options = {});
     // Whether it has run. What has begun is completed here if that needs no waiting; a thread runs the rest.
     bool done(const CallOptions& options = {});
     bool ended() const { return state_.load() & kDone; }

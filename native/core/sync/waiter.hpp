@@ -48,7 +48,7 @@ public:
             const bool over = done();
             const auto after = Clock::now();
             const bool lost = after - before > policy.lost;
-            if (lost) core_lost_until_ = after + tuning::kCoreLost;
+            if (lost) core_lost_until_ = after + kCoreLost;
             if (over || lost) return over;
             before = after;
         }

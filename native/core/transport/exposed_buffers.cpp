@@ -16,7 +16,7 @@ ExposedBuffers::ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& re
     for (int r = 0; r < t.n; ++r) {
         if (r != t.rank) std::memcpy(&announced_[r], s_.payload(r, step), sizeof announced_[r]);
         const Announced& theirs = announced_[r];
-        if (theirs.digest != theirs.expected()) memory_.address_overwritten(r);
+        if (theirs.digest != theirs.expected()) memory_.throw_address_overwritten(r);
         all = all && theirs.readable != kUnreachable && theirs.writable != kUnreachable;
         registered = registered && is_registered(theirs.readable) && is_registered(theirs.writable);
     }

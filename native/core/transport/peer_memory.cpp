@@ -84,15 +84,15 @@ bool PeerMemory::try_copy(int peer, bool writes, uint8_t* whole, std::span<const
     });
 }
 
-void PeerMemory::address_overwritten(int peer) {
+void PeerMemory::throw_address_overwritten(int peer) {
     set_writing(false);  // before the error is put together, because peers may wait for this
-    failures_.overwritten("the address of an array", peer);
+    failures_.throw_overwritten("the address of an array", peer);
     __builtin_unreachable();  // which GCC does not see, and warns
 }
 
 uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
     uint8_t* const memory = segment_.at(offset);
-    if (!segment_.contains(memory, bytes)) address_overwritten(peer);
+    if (!segment_.contains(memory, bytes)) throw_address_overwritten(peer);
     return memory;
 }
 
@@ -101,7 +101,7 @@ void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t
     const auto check_copied = [&](bool copied) {
         if (copied && !group_.failed()) return;
         set_writing(false);
-        if (!copied) failures_.lost(peer);
+        if (!copied) failures_.throw_lost(peer);
         check();
     };
     check_copied(true);
@@ -116,12 +116,12 @@ void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t
 }
 
 void PeerMemory::get(int peer, void* dst, uint64_t address, size_t bytes) {
-    copy_peer_memory(peer, false, static_cast<uint8_t*>(dst), address, bytes);
+    copy_peer_memory(peer, kGet, static_cast<uint8_t*>(dst), address, bytes);
 }
 
 void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) {
     const Writing writing(*this);
-    copy_peer_memory(peer, true, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
+    copy_peer_memory(peer, kPut, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
 std::vector<int> PeerMemory::await_no_writers(const Waiter& waiter) {
@@ -147,7 +147,7 @@ bool PeerMemory::can_access(int peer, uint64_t address, uint64_t expected) const
     if (!is_thread_of_own_process(peer) && process_vm_writev(pid_of(peer).number, nullptr, 0, nullptr, 0, 0) != 0)
         return false;
     uint64_t word = 0;
-    return transfer(peer, false, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
+    return transfer(peer, kGet, &word, address, sizeof word) == ssize_t(sizeof word) && word == expected;
 }
 
 uint8_t* PeerMemory::reachable(const void* memory, size_t bytes, ReachableRanges& known) const {

@@ -47,7 +47,7 @@ private:
 class PeerMemory {
 public:
     PeerMemory(Segment& segment, GroupSegment& group, const std::vector<Member>& members, int rank, const CallLog& log,
-               Failures& failures)
+               ErrorSource& failures)
         : segment_(segment), group_(group), rank_(rank), n_(int(members.size())), members_(members), log_(log),
           failures_(failures) {}
     // All ranks have joined. single_copy: they may read and write each other's private memory.
@@ -73,6 +73,7 @@ public:
     // Copy from or to the memory of a peer that is in the same operation.
     void get(int peer, void* dst, uint64_t address, size_t bytes);
     void put(int peer, const void* src, uint64_t address, size_t bytes);
+    static constexpr bool kGet = false, kPut = true;  // of a copy: whether this rank writes
     // The same from any thread, at an address in the peer's process. Returns false if it fails: then the group has
     // failed, or will fail when the peer's death is noticed.
     bool try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
@@ -90,7 +91,7 @@ public:
         }
         Writing(const Writing&) = delete;
     };
-    [[noreturn]] void address_overwritten(int peer);
+    [[noreturn]] void throw_address_overwritten(int peer);
     // Throws if the group has failed.
     void check() {
         if (group_.failed()) failures_.throw_failure();
@@ -114,7 +115,7 @@ private:
     const int rank_, n_;
     const std::vector<Member>& members_;
     const CallLog& log_;
-    Failures& failures_;
+    ErrorSource& failures_;
     std::vector<QualifiedPid> pids_;  // once all ranks have joined: a stray write must not lead to another process
     bool single_copy_ = false;
     bool exposed_ = false;  // peers may write into this rank's memory

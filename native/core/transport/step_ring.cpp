@@ -4,7 +4,7 @@
 
 namespace rankwise {
 
-StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures,
+StepRing::StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, ErrorSource& failures,
                    Embedding& program)
     : rank(rank), n(memory.group().nranks), segment_(segment), group_(memory.group()), log_(log), failures_(failures),
       program_(program), heap_(segment.heap()), offset_(memory.offset()), slot_bytes_(group_.slot_bytes),
@@ -42,8 +42,8 @@ void StepRing::wake_sleepers() {
     }
 }
 
-bool StepRing::leave_operation() {
-    group_.peers[rank].idle.store(Idle::Left);
+bool StepRing::announce_deferred() {
+    group_.peers[rank].deferred.store(Deferred::Waiting);
     if (!group_.sleepers.load()) return false;
     for (int p = 0; p < n; ++p)
         if (group_.peers[p].waits_for.load() == uint32_t(rank) + 1) return true;
@@ -52,8 +52,9 @@ bool StepRing::leave_operation() {
 
 // The peer may have started the awaited operation and be busy with something else.
 void StepRing::call_for_operation(int peer) {
-    Idle left = Idle::Left;
-    if (group_.peers[peer].idle.load() == left && group_.peers[peer].idle.compare_exchange_strong(left, Idle::Awaited))
+    Deferred waiting = Deferred::Waiting;
+    if (group_.peers[peer].deferred.load() == waiting &&
+        group_.peers[peer].deferred.compare_exchange_strong(waiting, Deferred::Awaited))
         futex_notify(segment_.record(group_.member()[peer]).progress_notifications);
 }
 
@@ -91,16 +92,16 @@ void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.number();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
-        if (group_.peers[peer].left.load() && seq.load() < value) failures_.lost(peer);
+        if (group_.peers[peer].left.load() && seq.load() < value) failures_.throw_lost(peer);
         call_for_operation(peer);
         for (int p = 0; p < n; ++p)  // the awaited peer may wait forever for a peer that left before this call
-            if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.lost(p);
+            if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.throw_lost(p);
         timed.publish();
     };
     try {
         if (!waiter.sleep(
                 {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
-            failures_.timed_out(value);
+            failures_.throw_timed_out(value);
     } catch (const Interrupted&) {
         if (!log_.resumed() && !announcement.fork.is_child())
             fail_group(group_, Cause::PeerLost, rank, log_.number(), {"was interrupted in ", name(log_.op())});

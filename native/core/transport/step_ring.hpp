@@ -35,7 +35,7 @@ static_assert(slot_bytes_for(1) % kCell == 0 && slot_bytes_for(kMaxRanks) % kCel
 
 class StepRing {
 public:
-    StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, Failures& failures,
+    StepRing(Segment& segment, const GroupMemory& memory, int rank, CallLog& log, ErrorSource& failures,
              Embedding& program);
 
     const int rank, n;
@@ -70,8 +70,8 @@ public:
         assert(step + kHeaders > next_ && step <= next_);
         await_value(peer, step + 1);
         const SlotHeader& header = group_.peers[peer].headers[step % kHeaders];
-        if (header.history.load(std::memory_order_relaxed) != log_.history()) failures_.mismatch();
-        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.overwritten("a slot header", peer);
+        if (header.history.load(std::memory_order_relaxed) != log_.history()) failures_.throw_mismatch();
+        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.throw_overwritten("a slot header", peer);
     }
     void await_all(uint64_t step) {
         for (int p = 0; p < n; ++p)
@@ -150,10 +150,10 @@ public:
         started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0;
     }
     void completed() { ++first_started_; }
-    // This rank leaves an operation to whoever waits for it. Returns whether a peer does already.
-    bool leave_operation();
+    // This rank has deferred an operation. Returns whether a peer waits for it already.
+    bool announce_deferred();
     // Whether that step of a peer, or of all peers, is there. Who polls for it waits for it as a sleeper does: a peer
-    // that has left the operation is called for it.
+    // that has deferred the operation is called for it.
     bool arrived(int peer, uint64_t step) {
         if (reached(peer, step + 1)) return true;
         call_for_operation(peer);
@@ -211,7 +211,7 @@ private:
     Segment& segment_;
     GroupSegment& group_;
     CallLog& log_;
-    Failures& failures_;
+    ErrorSource& failures_;
     Embedding& program_;
     const Heap& heap_;
     const uint64_t offset_;    // of the group in the segment

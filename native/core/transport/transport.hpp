@@ -21,20 +21,20 @@ struct Started {
     int awaited = kAll;  // a peer, or all
     std::function<void()> finish;
     CallLog::Current call;
-    bool refused = false;  // it cannot be started now
-    size_t bytes = 0;      // then: of the call
+    bool must_run_later = false;  // it cannot be started now
+    size_t bytes = 0;             // then: of the call
 };
 
 class alignas(kCacheLine) Transport {  // aligned, so that its members' cache lines do not depend on what precedes it
 public:
-    Transport(Segment& segment, const GroupMemory& owned, int rank, const Settings& settings, Failures& failures)
+    Transport(Segment& segment, const GroupMemory& owned, int rank, const Settings& settings, ErrorSource& failures)
         : segment(segment), group(owned.group()), failures(failures), program(*settings.program),
           members(members_of(group)), rank(rank), n(int(members.size())), log(segment, group, rank, settings.part),
           ring(segment, owned, rank, log, failures, program), memory(segment, group, members, rank, log, failures) {}
 
     Segment& segment;
     GroupSegment& group;
-    Failures& failures;
+    ErrorSource& failures;
     Embedding& program;
     const std::vector<Member> members;  // by rank
     const int rank, n;
@@ -49,6 +49,12 @@ public:
         started->step = step;
         started->awaited = awaited;
         started->finish = std::forward<Finish>(rest);
+    }
+
+    // The current call has ended.
+    void end_call() {
+        ring.prefetch_next();
+        log.end();
     }
 
     const Conditions& conditions() const { return conditions_; }

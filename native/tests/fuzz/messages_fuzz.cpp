@@ -20,6 +20,8 @@ void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memo
 
 namespace {
 
+constexpr auto waits = Messages::Caller::WaitsAtOnce;
+
 constexpr size_t kLong = 200'000;  // bytes; such a message stays with its sender
 
 // Rank 0 is the one that is tested. Behind the ring of each channel, nothing may be used.
@@ -42,7 +44,7 @@ public:
 
 private:
     static constexpr size_t kBehind = 16 * KiB;  // within the last unit of its block of the heap
-    uint8_t* end_of(int from) { return channel(from).ring + tuning::ring_bytes(2); }
+    uint8_t* end_of(int from) { return channel(from).ring + ring_bytes(2); }
 
     Segment& segment_;
     GroupOfTwo group_;
@@ -86,11 +88,13 @@ private:
         std::shared_ptr<Request> sent;
         switch (input_.below(4)) {
         case 0: messages.send_at_once(data_, count, DType::U8, 1 - rank, tag); break;
-        case 1: sent = messages.send(data_, count, DType::U8, 1 - rank, tag, {}, true); break;
+        case 1: sent = messages.send(data_, count, DType::U8, 1 - rank, tag, {}, waits); break;
         case 2:
-            sent = messages.send_object({{data_, count / 2}, {data_ + kLong / 2, count / 2}}, 1 - rank, tag, {}, true);
+            sent = messages.send_object({{data_, count / 2}, {data_ + kLong / 2, count / 2}}, 1 - rank, tag, {}, waits);
             break;
-        case 3: sent = messages.send_object({{data_, count}}, 1 - rank, tag, {}, true, true); break;
+        case 3:
+            sent = messages.send_object({{data_, count}}, 1 - rank, tag, {}, waits, Messages::SendMode::Synchronous);
+            break;
         }
         if (sent) requests_.push_back(sent);
     }
@@ -104,11 +108,11 @@ private:
         uint8_t* const memory = memory_.back().data();
         std::shared_ptr<Request> request;
         switch (input_.below(5)) {
-        case 0: request = messages.recv(memory, count, dtype, from, tag, {}, true); break;
-        case 1: request = messages.recv_up_to(memory, count, dtype, from, tag, {}, true); break;
-        case 2: request = messages.recv_message(memory, count, dtype, from, tag, {}, true); break;
-        case 3: request = messages.recv_any(Wanted::Any, from, tag, {}, true); break;
-        case 4: request = messages.recv_any(Wanted::Object, from, tag, {}, true); break;
+        case 0: request = messages.recv(memory, count, dtype, from, tag, {}, waits); break;
+        case 1: request = messages.recv_up_to(memory, count, dtype, from, tag, {}, waits); break;
+        case 2: request = messages.recv_message(memory, count, dtype, from, tag, {}, waits); break;
+        case 3: request = messages.recv_any(Wanted::Any, from, tag, {}, waits); break;
+        case 4: request = messages.recv_any(Wanted::Object, from, tag, {}, waits); break;
         }
         requests_.push_back(request);
     }
@@ -126,35 +130,37 @@ private:
     // A header that a rank could have written, or nearly, where the next one is expected.
     void write_header(Channel& c) {
         const uint64_t at = c.written.load();
-        Header h = Header::of(input_.one_of<uint64_t>({0, 1, 100, 20'000, kLong, 1ull << 40}),
+        MessageHeader h =
+            MessageHeader::of(input_.one_of<uint64_t>({0, 1, 100, 20'000, kLong, 1ull << 40}),
                               DType(input_.below(18) % kDTypes), int(input_.below(4)) - 2, input_.below(2));
         h.form = Form(input_.below(7));
-        h.parts = uint8_t(input_.below(4));
+        h.stretches = uint8_t(input_.below(4));
         if (input_.below(4) == 0) h.bytes = input_.take<uint64_t>();
         c.put_header(at, h);
         uint64_t whole = Channel::whole_of(at, h.form == Form::Message ? std::min<uint64_t>(h.bytes, 20'000) : 0);
-        if (h.form == Form::Offered || h.form == Form::Awaited) {
+        if (h.form == Form::Offered || h.form == Form::OfferedSynchronously) {
             struct {
                 OfferBody about;
-                OfferBody::Part parts[3];
+                OfferBody::Stretch stretches[3];
             } body{{int(input_.below(3)), int(input_.below(4)) - 1}, {}};
             uint64_t left = h.bytes;
-            for (int i = 0; i < h.parts; ++i) {
-                const uint64_t bytes = i + 1 < h.parts ? left / 2 : input_.below(4) ? left : input_.take<uint64_t>();
+            for (int i = 0; i < h.stretches; ++i) {
+                const uint64_t bytes = i + 1 < h.stretches ? left / 2
+                                       : input_.below(4)   ? left
+                                                           : input_.take<uint64_t>();
                 const auto address = reinterpret_cast<uint64_t>(data_);
-                body.parts[i] = {address, bytes, bytes <= kLong ? address_digest(address, bytes) : 0};
+                body.stretches[i] = {address, bytes, bytes <= kLong ? address_digest(address, bytes) : 0};
                 left -= bytes;
             }
             c.put(at + sizeof h, &body, sizeof body);
-            whole = Channel::whole_of(at, sizeof(OfferBody) + h.parts * sizeof(OfferBody::Part));
+            whole = Channel::whole_of(at, sizeof(OfferBody) + h.stretches * sizeof(OfferBody::Stretch));
         }
         if (input_.below(2)) c.stamp_at(at).store(c.stamp(at));
         c.written.store(at + whole);
     }
 
     void overwrite_ring(Channel& c) {
-        const uint64_t at =
-            c.place(c.read.load() + input_.below(4) * kCacheLine) & (tuning::ring_bytes(2) - kCacheLine);
+        const uint64_t at = c.place(c.read.load() + input_.below(4) * kCacheLine) & (ring_bytes(2) - kCacheLine);
         input_.overwrite({c.ring + at, kCacheLine});
     }
 
