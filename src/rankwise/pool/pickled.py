@@ -8,7 +8,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -40,23 +40,21 @@ class _Packed:
         return wire.unpacked, ([pickle.PickleBuffer(part) for part in self._parts],)
 
 
-_latest: tuple[bytes, Any] = b"", None  # the function that a rank received last, as it was packed, and itself
-
-
 def call_of(parts: wire.Parts) -> Callable[[], Any]:
     """The call of these parts of a message."""
-    global _latest
     at = 2 + int.from_bytes(parts[0][:2], "little")
     packed, (data, *buffers) = bytes(parts[0][2:at]), (parts[0][at:], *parts[1:])
     if not packed:
         fn, args, kwargs, each = wire.unpacked([data, *buffers])
     else:
         args, kwargs, each = wire.unpacked([data, *buffers])
-        latest = _latest
-        if latest[0] != packed:
-            latest = _latest = packed, pickle.loads(packed[MARK:])
-        fn = latest[1]
+        fn = _function(packed)
     return partial(each_of, fn, *args) if each else partial(fn, *args, **kwargs)
+
+
+@lru_cache(1)  # most calls are of the function that was received last
+def _function(packed: bytes) -> Any:
+    return pickle.loads(packed[MARK:])
 
 
 def _packed(obj: object, fn: Callable[..., Any]) -> list[Any]:

@@ -113,13 +113,10 @@ class RankPool:
         """End the processes. Those that do not exit on their own are killed."""
         self.end()
         for process in self._processes:
-            if not self.usable:
-                process.kill()
-            try:
-                process.wait(2.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2.0 if self.usable else 0.0)
+            process.kill()
+            process.wait()
         self._segment = None  # unmapped now, even while a traceback keeps this object
 
 
