@@ -2,6 +2,7 @@
 #pragma once
 #include "embedding.hpp"
 #include "late_result.hpp"
+#include "started.hpp"
 
 // A Python function that runs once, as a task of a stream. Its result is what the function returns.
 class PythonCall : public LateResult {

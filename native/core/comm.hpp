@@ -118,7 +118,7 @@ public:
     // now, and `wait`, `done` or the next call completes it. Any other runs in the order started, before any later
     // blocking call: in the thread that waits for it, or in a thread of the stream. The Task's wait rethrows what it
     // throws. place: where the program makes the call.
-    std::shared_ptr<Task> start(std::function<void(const CallOptions&)> call, const CodePlace& place = {});
+    template <class Call> std::shared_ptr<Task> start(Call call, const CodePlace& place = {});  // started.hpp
     // Runs any function in a thread of the stream, in this order. of_program: it is the program's own code, which may
     // never return.
     std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false);
@@ -180,6 +180,7 @@ public:
 private:
     class CallGuard;
     class StartedCall;
+    template <class Call> class StartedCallOf;
     class Body;
     template <Op operation> struct Collective;
     template <Op operation>
@@ -203,6 +204,7 @@ private:
     };
     GroupMemory::Use begin_call(const CallOptions& options = {});
     void begin_after_others(const CallOptions& options);
+    std::shared_ptr<Task> start_call(std::shared_ptr<StartedCall> call, const CodePlace& place);
     void complete(Started& started, const CallOptions& options);
     std::shared_ptr<Task> defer(std::shared_ptr<Task> task, bool overlaps, std::string site,
                                 const CodePlace& place = {});

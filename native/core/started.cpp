@@ -1,67 +1,23 @@
 // Operations that a call only starts, and the communicator's stream.
+#include "started.hpp"
+
 #include "call_guard.hpp"
 #include "stream/events.hpp"
 #include "stream/function_task.hpp"
 
 namespace rankwise {
 
-// A collective that has been started. Either its step is posted and it has only to be completed, or all of it is left.
-class Comm::StartedCall final : public Task {
-public:
-    StartedCall(Comm& comm, std::function<void(const CallOptions&)> call) : comm_(comm), call_(std::move(call)) {}
-    // Posts its step, if that can be done now. Returns whether it has begun.
-    bool begin() {
-        call_({.started = &started_});
-        return !started_.must_run_later;
-    }
-    bool complete() const { return !started_.must_run_later && !started_.finish; }
-    bool overlaps() const {
-        return started_.bytes >= (comm_.conditions().oversubscribed ? kOverlappedOnSharedCores : kOverlapped);
-    }
-
-private:
-    bool for_waiters() const override { return true; }
-    bool begun() const override { return bool(started_.finish); }
-    bool ready() const override {
-        if (comm_.group_.failed()) return true;  // the rest raises the error
-        StepRing& ring = comm_.transport_.ring;
-        return started_.awaited == Started::kAll ? ring.all_arrived(started_.step)
-                                                 : ring.arrived(started_.awaited, started_.step);
-    }
-    bool may_run() const override { return !comm_.memory_->in_own_call(); }
-    void run(const CallOptions& options) override {
-        if (begun()) return comm_.complete(started_, options);
-        comm_.deferred_begins();
-        options.before_waiting();
-        call_({});
-    }
-    std::exception_ptr interrupted() const override {
-        if (begun() || !comm_.group_.failed()) return nullptr;
-        try {
-            comm_.failures_.throw_failure(name(Op::None));
-        } catch (...) {
-            return std::current_exception();
-        }
-    }
-
-    Comm& comm_;
-    const std::function<void(const CallOptions&)> call_;
-    Started started_;
-};
-
-std::shared_ptr<Task> Comm::start(std::function<void(const CallOptions&)> call, const CodePlace& place) {
+std::shared_ptr<Task> Comm::start_call(std::shared_ptr<StartedCall> call, const CodePlace& place) {
     const OpenLease lease(*this);
     std::string site = place.code ? "" : Stream::call_site(transport_.program);
-    auto operation = std::make_shared<StartedCall>(*this, std::move(call));
     if (stream_.only_begun() && !group_.failed() && memory_->try_begin()) {
         // Not begin_call, which would wait for the queue: what is in it has posted its steps already.
         const GroupMemory::Use in_order = memory_->call_with_lock();
-        if (operation->begin())
-            return operation->complete() ? Stream::finished(operation)
-                                         : stream_.enqueue(operation, std::move(site), place);
+        if (call->begin())
+            return call->complete() ? Stream::finished(call) : stream_.enqueue(call, std::move(site), place);
     }
-    const bool overlaps = operation->overlaps();
-    return defer(std::move(operation), overlaps, std::move(site), place);
+    const bool overlaps = call->overlaps();
+    return defer(std::move(call), overlaps, std::move(site), place);
 }
 
 // Code of the program that makes several calls.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "comm.hpp"
+#include "started.hpp"
 
 namespace ranks {
 

@@ -1,7 +1,8 @@
 // What the collectives and messages of a rank share: its log of calls, the ring of steps, the peers' memory, and where
 // failures are reported.
 #pragma once
-#include <functional>
+#include <cstddef>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,12 +15,35 @@
 
 namespace rankwise {
 
+// What is left of an operation, in place: std::function would allocate memory for it.
+class Rest {
+public:
+    Rest() = default;
+    Rest(const Rest&) = delete;
+    ~Rest() {
+        if (call_) destroy_(closure_);
+    }
+    template <class Closure> void set(const Closure& closure) {
+        static_assert(sizeof closure <= sizeof closure_);
+        new (closure_) Closure(closure);
+        call_ = [](void* at) { (*static_cast<Closure*>(at))(); };
+        destroy_ = [](void* at) { static_cast<Closure*>(at)->~Closure(); };
+    }
+    explicit operator bool() const { return call_; }
+    void operator()() { call_(closure_); }
+
+private:
+    void (*call_)(void*) = nullptr;
+    void (*destroy_)(void*) = nullptr;
+    alignas(std::max_align_t) std::byte closure_[160];
+};
+
 // An operation of one step that has been started, and what is left to do once the awaited peers have posted that step.
 struct Started {
     static constexpr int kAll = -1;
     uint64_t step = 0;
     int awaited = kAll;  // a peer, or all
-    std::function<void()> finish;
+    Rest finish;
     CallLog::Current call;
     bool must_run_later = false;  // it cannot be started now
     size_t bytes = 0;             // then: of the call
@@ -48,7 +72,7 @@ public:
         if (!started) return rest();
         started->step = step;
         started->awaited = awaited;
-        started->finish = std::forward<Finish>(rest);
+        started->finish.set(rest);
     }
 
     // The current call has ended.
