@@ -76,7 +76,8 @@ const char* name(Algorithm algorithm) {
                                                 "single_copy_split",
                                                 "registered",
                                                 "registered_put",
-                                                "registered_split"};
+                                                "registered_split",
+                                                "separate"};
     return size_t(algorithm) < kAlgorithms ? names[size_t(algorithm)] : "unknown";
 }
 
