@@ -40,7 +40,7 @@ from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, locality_mark, log_neighbour, moves
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.hierarchical.part import NoPart, Part, PartIntegers
+from rankwise.backends.hierarchical.inner_group import NoPart, Part, PartIntegers
 from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import join
 from rankwise.contract.communicator import Collectives, bind

@@ -19,7 +19,7 @@ from rankwise._native import HostStream
 from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.hierarchical.hosts import Layout
-from rankwise.backends.hierarchical.part import Part
+from rankwise.backends.hierarchical.inner_group import Part
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.message import ANY, Message, Taken, matches, overlap
 from rankwise.contract.types import DType
