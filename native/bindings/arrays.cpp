@@ -63,8 +63,9 @@ void copy_blocks(const std::vector<Address>& dst, const std::vector<Address>& sr
     all();
 }
 
-void convert_local(Address dst, Address src, uint64_t count, int dtype, bool widen) {
-    ConvertKernel kernel = widen ? widen_kernel(checked_dtype(dtype)) : narrow_kernel(checked_dtype(dtype));
+template <ConvertKernel kernel_for(DType)>
+void convert_local(Address dst, Address src, uint64_t count, int dtype) {
+    const ConvertKernel kernel = kernel_for(checked_dtype(dtype));
     if (!kernel)
         throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") +
                           name(checked_dtype(dtype)));
@@ -84,8 +85,8 @@ void bind_arrays(nb::module_& m) {
           "dst = sources[0] op sources[1] op ..., elementwise, by the engine's own kernels.");
     m.def("copy_blocks", &copy_blocks, nb::arg("dst"), nb::arg("src"), nb::arg("bytes"),
           "Copy blocks of memory: bytes[i] bytes from src[i] to dst[i].");
-    m.def(
-        "convert_local", &convert_local, nb::arg("dst"), nb::arg("src"), nb::arg("count"), nb::arg("dtype"),
-        nb::arg("widen"),
-        "widen: convert src, of a narrow dtype, to float32 in dst; else convert src, float32, to that dtype, rounded.");
+    m.def("widen_local", &convert_local<widen_kernel>, nb::arg("dst"), nb::arg("src"), nb::arg("count"),
+          nb::arg("dtype"), "Convert src, of a narrow dtype, to float32 in dst.");
+    m.def("narrow_local", &convert_local<narrow_kernel>, nb::arg("dst"), nb::arg("src"), nb::arg("count"),
+          nb::arg("dtype"), "Convert src, float32, to a narrow dtype in dst, rounded.");
 }

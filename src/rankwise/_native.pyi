@@ -38,7 +38,7 @@ class Request(Arrival):
     """Of a complete receive: whether the message is an object."""
 
     def memory(self) -> ReceivedBytes: ...
-    def give_back(self) -> None: ...
+    def return_message(self) -> None: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
 
@@ -160,7 +160,7 @@ class Comm(Shortcuts):
         """Whether its operations add to `totals`, as they do by default."""
 
     def announce_end(self) -> None: ...
-    def lend(self) -> Handle: ...
+    def expose(self) -> Handle: ...
     def call(self, function: Callable[[], T]) -> T:
         """Call a function. Until it returns, only this thread uses the communicator: other threads' calls and started
         ones wait.
@@ -545,8 +545,11 @@ def reduce_local(dst: int, sources: Sequence[int], count: int, dtype: int, op: i
 def copy_blocks(dst: Sequence[int], src: Sequence[int], bytes: Sequence[int]) -> None:
     """Copy blocks of memory: bytes[i] bytes from src[i] to dst[i]."""
 
-def convert_local(dst: int, src: int, count: int, dtype: int, widen: bool) -> None:
-    """widen: src of the narrow `dtype` (f16, bf16, fp8) to float32 dst; else float32 src to `dtype`, rounded."""
+def widen_local(dst: int, src: int, count: int, dtype: int) -> None:
+    """Convert src, of a narrow `dtype` (f16, bf16, fp8), to float32 in dst."""
+
+def narrow_local(dst: int, src: int, count: int, dtype: int) -> None:
+    """Convert src, float32, to a narrow `dtype` in dst, rounded."""
 
 def describe(array: object, /) -> tuple[int, int, int, tuple[int, ...], bool, bool] | None:
     """(address, elements, dtype, shape, C-contiguous, writable) of a NumPy array, or None for anything else."""

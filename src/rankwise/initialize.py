@@ -18,7 +18,7 @@ from rankwise.group.group import Group
 from rankwise.launch.environment import join_job
 from rankwise.system import failure_report, tuning_file
 from rankwise.system.membership import Membership
-from rankwise.system.settings import Settings, debugger_place
+from rankwise.system.settings import Settings, debugger_memory
 
 _lock = threading.Lock()
 
@@ -82,6 +82,7 @@ def init(
         job = join_job(settings)
         name = backend or settings.backend or job.default_backend
         given = "backend" if backend else "environment variable RANKWISE_BACKEND"
+        # A rank ends when its launcher does; a child process of a rank, which is no rank, does not.
         if settings.launcher_pid is not None and job.launcher:
             _native.end_with(settings.launcher_pid)
         if job.restart and name != "shm":
@@ -125,9 +126,9 @@ def connect(job: Job, backend: str, timeout: float) -> Communicator:
 def _follow_launcher() -> None:
     """From now on, the launcher learns of an uncaught exception, and no timeout runs while a rank is in a debugger."""
     failure_report.report_at_exit()
-    place = debugger_place()
-    if place is not None:
-        _native.read_debugged_from(place[1])
+    memory = debugger_memory()
+    if memory is not None:
+        _native.read_debugged_from(memory[1])
 
 
 def _traced(comm: Communicator, job: Job) -> Communicator:

@@ -36,7 +36,7 @@ SHORT = 0.2  # seconds for threads to end if not all have ended their calls
 
 
 @dataclass
-class Ending(Generic[T]):
+class CallEnd(Generic[T]):
     """How a rank's call ended: it returned `value`, or raised `error`."""
 
     rank: int
@@ -50,7 +50,7 @@ class Ending(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Place:
+class Invitation:
     """What a rank needs to join a group. segment: the group's memory, if the engine made it."""
 
     rank: int
@@ -61,13 +61,13 @@ class Place:
     """What the ranks send by reference."""
 
 
-def places(n: int, timeout: float | None) -> list[Place]:
-    """The places of n ranks in a new segment. timeout: None as in `rw.init`."""
+def invitations(n: int, timeout: float | None) -> list[Invitation]:
+    """How n ranks join a new segment. timeout: None as in `rw.init`."""
     segment = _native.Segment.create(n)
     seconds = Settings.read().timeout if timeout is None else timeout
     references = References()
     return [
-        Place(rank, partial(threads.connect, segment, rank, seconds), segment=segment, references=references)
+        Invitation(rank, partial(threads.connect, segment, rank, seconds), segment=segment, references=references)
         for rank in range(n)
     ]
 
@@ -88,15 +88,15 @@ class RankThreads:
             rank.start()
 
     @contextmanager
-    def member(self, place: Place) -> Iterator[Group]:
+    def member(self, invitation: Invitation) -> Iterator[Group]:
         """A context in which this thread is a rank of a new group, which is its default group and is closed in the end.
 
         If the block raises an error, the group fails on the other ranks too, and so do those that were made of it.
         """
-        with rank_of_group(place.connect, place.backend) as group:
-            group.related.references = place.references
+        with rank_of_group(invitation.connect, invitation.backend) as group:
+            group.related.references = invitation.references
             with self._lock:
-                self._groups[place.rank] = group
+                self._groups[invitation.rank] = group
                 failed = self._failed
             try:
                 if failed:
@@ -107,13 +107,13 @@ class RankThreads:
                 raise
             finally:
                 with self._lock:
-                    del self._groups[place.rank]
+                    del self._groups[invitation.rank]
 
-    def call(self, rank: int, call: Callable[[], T], ended: Callable[[Ending[T]], object]) -> None:
+    def call(self, rank: int, call: Callable[[], T], ended: Callable[[CallEnd[T]], object]) -> None:
         """Let a rank make a call, after those that it was given before. `ended` is called in its thread."""
         self._ranks[rank].give(call, ended)
 
-    def call_all(self, call: Callable[[int], T], limit: float | None = None) -> list[Ending[T]]:
+    def call_all(self, call: Callable[[int], T], limit: float | None = None) -> list[CallEnd[T]]:
         """Let every rank make `call(rank)`; return how these calls ended, in the order in which they did.
 
         limit: seconds after which calls that last are interrupted, and, if they ignore that, are missing in the result.
@@ -121,15 +121,15 @@ class RankThreads:
         or another exception of a signal handler, makes their groups fail, interrupts them, and is raised when they have
         ended, or a few seconds later.
         """
-        endings: SimpleQueue[Ending[T]] = SimpleQueue()
-        ended: list[Ending[T]] = []
+        endings: SimpleQueue[CallEnd[T]] = SimpleQueue()
+        ended: list[CallEnd[T]] = []
         collect = partial(_collect, endings, ended, self.n)
         try:
             for rank in range(self.n):
                 self.call(rank, partial(call, rank), endings.put)
-            if not collect(limit, to_error=limit is None):
-                if limit is not None or not collect(GRACE):
-                    self._end(collect)
+            # Without a limit, the first error gives the other calls GRACE seconds to end on their own.
+            if not (collect(limit, to_error=limit is None) or (limit is None and collect(GRACE))):
+                self._end(collect)
                 if limit is None:
                     collect(None)
         except BaseException:
@@ -177,14 +177,14 @@ class _Rank(threading.Thread):
     def __init__(self, number: int) -> None:
         super().__init__(name=f"rank {number}", daemon=True)
         self.number = number
-        self._calls: SimpleQueue[tuple[int, Callable[[], Any], Callable[[Ending[Any]], object]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[int, Callable[[], Any], Callable[[CallEnd[Any]], object]] | None] = SimpleQueue()
         self._given = 0  # calls so far; their numbers count from 1
         self._cancelled = 0  # the number of the last one that does not begin any more
         self._lock = threading.RLock()  # the destructor of a pool may run anywhere
         self._calling = False
         self._interrupted = False
 
-    def give(self, call: Callable[[], Any], ended: Callable[[Ending[Any]], object]) -> None:
+    def give(self, call: Callable[[], Any], ended: Callable[[CallEnd[Any]], object]) -> None:
         with self._lock:
             self._given += 1
             self._calls.put((self._given, call, ended))
@@ -212,19 +212,19 @@ class _Rank(threading.Thread):
                 assert self.ident is not None
                 _raise_in(self.ident, KeyboardInterrupt)
 
-    def _make(self, number: int, call: Callable[[], Any]) -> Ending[Any]:
+    def _make(self, number: int, call: Callable[[], Any]) -> CallEnd[Any]:
         try:
             try:
                 with self._lock:
                     if number <= self._cancelled:
                         raise KeyboardInterrupt
                     self._calling = True
-                return Ending(self.number, call())
+                return CallEnd(self.number, call())
             finally:
                 self._no_more_interrupts()
         except BaseException as error:  # noqa: BLE001 - whoever asked for the call raises it
             self._no_more_interrupts()  # again, because the first time may have been interrupted; only once a call
-            return Ending(self.number, error=error)
+            return CallEnd(self.number, error=error)
 
     def _no_more_interrupts(self) -> None:
         with self._lock:
@@ -274,7 +274,7 @@ def _raise_in(thread: int, error: type[BaseException]) -> None:
 
 
 def _collect(
-    endings: SimpleQueue[Ending[T]], ended: list[Ending[T]], n: int, seconds: float | None, to_error: bool = False
+    endings: SimpleQueue[CallEnd[T]], ended: list[CallEnd[T]], n: int, seconds: float | None, to_error: bool = False
 ) -> bool:
     """Add endings to `ended` until there are n, or one is an error, or the time is up; returns whether there are n."""
     end = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -304,20 +304,22 @@ def rank_of_group(connect: Callable[[], Communicator], backend: str) -> Iterator
                 latest.close()
 
 
-def run_on_threads(fn: Callable[[Group], T], places: Sequence[Place], limit: float | None = None) -> list[Ending[T]]:
-    """`fn(group)` on new ranks, one in each place; how it ended, as `RankThreads.call_all` returns it."""
-    ranks = RankThreads(len(places))
+def run_on_threads(
+    fn: Callable[[Group], T], invitations: Sequence[Invitation], limit: float | None = None
+) -> list[CallEnd[T]]:
+    """`fn(group)` on new ranks, one for each invitation; how it ended, as `RankThreads.call_all` returns it."""
+    ranks = RankThreads(len(invitations))
 
     def call(rank: int) -> T:
-        with ranks.member(places[rank]) as group:
+        with ranks.member(invitations[rank]) as group:
             return fn(group)
 
-    endings: list[Ending[T]] = []
+    endings: list[CallEnd[T]] = []
     try:
         endings = ranks.call_all(call, limit)
     finally:
         ranks.close()
-        ranks.join(None if len(endings) == len(places) else SHORT)
+        ranks.join(None if len(endings) == len(invitations) else SHORT)
     return endings
 
 

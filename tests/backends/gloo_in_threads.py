@@ -133,7 +133,7 @@ class GlooInThreads(GlooCommunicator):
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         return RankwiseError(f"{self._last_call}: {error}")
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
         pass
 
     def _release(self, timeout: float, healthy: bool) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from rankwise._native import version
 from rankwise.backends.composed.memory import packed, unpacked
-from rankwise.backends.gloo.meeting import _known, gather
+from rankwise.backends.gloo.meeting import _connect_to, gather
 from rankwise.backends.gloo.roster import lengthened, roster_type, shortened
 from rankwise.contract.errors import CollectiveTimeout, MismatchError
 from rankwise.meeting.gathering import opened
@@ -220,7 +220,7 @@ def test_a_store_is_connected_to_once_and_only_when_used() -> None:
 
 def test_a_store_whose_process_has_ended_fails_at_once() -> None:
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1 cannot be reached"):
-        _known(("127.0.0.1", 1), 60.0)
+        _connect_to(("127.0.0.1", 1), 60.0)
 
 
 @pytest.mark.timeout(50)
@@ -235,5 +235,5 @@ def test_a_store_whose_process_ends_while_a_rank_connects_fails_before_the_timeo
     server = threading.Thread(target=serve, args=(listener,))
     server.start()
     with pytest.raises(ConnectionError, match=f"{port} cannot be reached"):
-        _known(("127.0.0.1", port), 60.0)
+        _connect_to(("127.0.0.1", port), 60.0)
     server.join()

@@ -18,7 +18,7 @@ import pytest
 
 import rankwise as rw
 from rankwise.arrays import dtypes
-from rankwise.contract.message import Taken
+from rankwise.contract.message import IncomingMessage
 from rankwise.group.group import Group
 from rankwise.testing import run_ranks
 
@@ -288,7 +288,7 @@ def test_a_refused_message_stays_for_the_receive_that_fits() -> None:
 
 
 class SlowlyArriving:
-    """A communicator on which messages that were taken are complete only once `complete` is set."""
+    """A communicator on which incoming messages are complete only once `complete` is set."""
 
     def __init__(self, comm: Any) -> None:
         self.comm, self.complete = comm, threading.Event()
@@ -296,11 +296,11 @@ class SlowlyArriving:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.comm, name)
 
-    def take(self, src: int, tag: int) -> Taken | None:
-        taken, complete, usual = self.comm.take(src, tag), self.complete, self.comm
-        if taken is None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
+        incoming, complete, usual = self.comm.start_arrived(src, tag), self.complete, self.comm
+        if incoming is None:
             return None
-        inner = taken.work
+        inner = incoming.work
 
         class Late(rw.Work[None]):
             def wait(self, timeout: float | None = None) -> None:
@@ -311,7 +311,7 @@ class SlowlyArriving:
             def done(self) -> bool:
                 return complete.is_set() and inner.done()
 
-        return taken._replace(work=Late())
+        return incoming._replace(work=Late())
 
 
 def test_a_message_whose_receive_ends_while_it_arrives_is_not_lost() -> None:

@@ -60,8 +60,8 @@ def without_streams(n: int) -> Callable[[Job, float], Any]:
         def start(self, call: Call, keep: object = None, result: Any = None) -> Any:
             return super(threads.EngineCommunicator, self).start(call, keep, result)
 
-        def start_call(self, function: Any, at_once: bool = True) -> Any:
-            return super(threads.EngineCommunicator, self).start_call(function, at_once)
+        def start_call(self, function: Any, *, at_once: bool = True) -> Any:
+            return super(threads.EngineCommunicator, self).start_call(function, at_once=at_once)
 
     def open_one(job: Job, timeout: float) -> Any:
         comm = Blocking(segment.join(job.rank, timeout, False), "blocking")

@@ -10,6 +10,7 @@ from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.failure import Failure
+from rankwise.contract.logger import logger
 from rankwise.system.alive import Alive
 
 
@@ -79,10 +80,7 @@ class OpenCommunicator(Communicator):
 
     def _warn(self, trouble: str) -> None:
         """Log what went wrong during closing."""
-        import logging  # slow to import, and seldom needed
-
-        log = logging.getLogger("rankwise")
-        log.warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
+        logger().warning("closing rank %d of %d (%s): %s", self._rank, self._world_size, self.backend, trouble)
 
     def __del__(self) -> None:
         if not self.closed and hasattr(self, "_world_size"):  # absent where __init__ raised

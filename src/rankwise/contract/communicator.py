@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.host_memory import HostMemory
-from rankwise.contract.message import Message, Receives, Taken, no_probe
+from rankwise.contract.message import IncomingMessage, Message, Receives, no_probe
 from rankwise.contract.operations import (
     ALL_GATHER,
     ALL_GATHER_V,
@@ -166,7 +166,7 @@ class Communicator(Collectives, Closeable):
     """Events for overlap, or None if the backend has no streams."""
 
     receives: Receives | None = None
-    """Receives of messages of any length. None: the array level makes them of `probe` and `take`."""
+    """Receives of messages of any length. None: the array level makes them of `probe` and `start_arrived`."""
 
     announce_array: Callable[[Any, int, int, int], bytes | None] | None = None
     """scatter's first step, if there is a shorter way than a broadcast: announce_array(header, send, recv, src).
@@ -242,7 +242,7 @@ class Communicator(Collectives, Closeable):
 
         return self.start_call(body)
 
-    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+    def start_call(self, function: Callable[[], T], *, at_once: bool = True) -> Work[T]:
         """Start `function`, which calls several collectives, as `start` starts one. It runs as by `call`.
 
         Args:
@@ -279,9 +279,9 @@ class Communicator(Collectives, Closeable):
         """The message that a recv from `src` (or ANY) with `tag` (or ANY) would receive now, or None; never blocks."""
         raise no_probe("probe", self.backend)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         """Start to receive the message that `probe` would find, into new memory; None if there is none."""
-        raise no_probe("take", self.backend)
+        raise no_probe("start_arrived", self.backend)
 
     def await_arrival(self, seconds: float) -> None:
         """Wait until another message may have arrived, or for about so long, after `probe` has found nothing."""

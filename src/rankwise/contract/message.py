@@ -50,7 +50,7 @@ class Message:
     dtype: DType
 
 
-class Taken(NamedTuple):
+class IncomingMessage(NamedTuple):
     """A message that a communicator is receiving.
 
     memory: its bytes, writable, by the buffer protocol; it holds the data once `work` is done. source, tag, dtype: the
@@ -129,7 +129,7 @@ class Arrival(Work[None]):
         """The message's bytes, by the buffer protocol; writable, unless it is a short object. Called once."""
 
     @abstractmethod
-    def give_back(self) -> None:
+    def return_message(self) -> None:
         """Keep the message for the next receive that matches it; instead of `memory`, once it is complete."""
 
 

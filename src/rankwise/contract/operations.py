@@ -66,17 +66,17 @@ class Call(NamedTuple):
     @property
     def sizes(self) -> tuple[int, ...]:
         """`counts` in bytes."""
-        return _sizes(self.counts, self.dtype)
+        return in_bytes(self.counts, self.dtype)
 
     @property
     def send_sizes(self) -> tuple[int, ...]:
         """`send_counts` in bytes."""
-        return _sizes(self.send_counts, self.dtype)
+        return in_bytes(self.send_counts, self.dtype)
 
     @property
     def recv_sizes(self) -> tuple[int, ...]:
         """`recv_counts` in bytes."""
-        return _sizes(self.recv_counts, self.dtype)
+        return in_bytes(self.recv_counts, self.dtype)
 
     def reads(self, rank: int, world_size: int) -> int:
         """How many elements this rank reads at `send`."""
@@ -135,7 +135,7 @@ Extent: TypeAlias = Callable[[Call, int, int], int]
 """How many elements of a buffer a call uses on a rank of a group: extent(call, rank, world_size)."""
 
 
-def nothing(call: Call, rank: int, world_size: int) -> int:
+def no_elements(call: Call, rank: int, world_size: int) -> int:
     return 0
 
 
@@ -187,7 +187,7 @@ def fields_of(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
     return lambda call: tuple(getattr(call, name) for name in names)
 
 
-BARRIER = Operation("barrier", "", nothing, nothing)
+BARRIER = Operation("barrier", "", no_elements, no_elements)
 ALL_REDUCE = Operation("all_reduce", "send count dtype op", one_block, one_block)
 BROADCAST = Operation("broadcast", "send count dtype root", one_block, one_block, "reads")
 REDUCE = Operation("reduce", "send count dtype op root", one_block, one_block, "writes")
@@ -212,7 +212,7 @@ SCAN = Operation("scan", "send recv count dtype op", one_block, one_block)
 EXSCAN = Operation("exscan", "send recv count dtype op", one_block, one_block)
 """What `Communicator.run` runs too if its `scans` says so; else the array level composes them of others."""
 
-SPLIT = Operation("split", "", nothing, nothing)
+SPLIT = Operation("split", "", no_elements, no_elements)
 """Compared and traced like the others; `Communicator.split` makes the call."""
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
@@ -244,7 +244,7 @@ def _check_counts(counts: Sequence[int], world_size: int, name: str) -> None:
         raise ValueError(f"{name}={list(counts)}: expected counts of 0 or more")
 
 
-def _sizes(counts: Sequence[int] | None, dtype: DType) -> tuple[int, ...]:
+def in_bytes(counts: Sequence[int] | None, dtype: DType) -> tuple[int, ...]:
     item = ITEMSIZE[dtype]
     return tuple(count * item for count in counts or ())
 

@@ -23,7 +23,7 @@ def _not_done(*call: object) -> bool:
     return False
 
 
-def nothing(*call: object) -> Any:
+def not_available(*call: object) -> Any:
     """A shortcut that is not there."""
     return None
 
@@ -35,9 +35,18 @@ def _not_taken(*call: object) -> Any:
 class Shortcuts:
     """Each method is one operation in its common case.
 
-    In any other case it does nothing and says so: it returns False, None or NotImplemented. The caller then takes the
-    general path, which also reports errors. Those of this class do nothing; a backend may override them. An array
-    is contiguous and in host memory, and the arrays of a call have one dtype.
+    In any other case it does nothing and says so. The caller then takes the general path, which also reports errors.
+    Those of this class do nothing; a backend may override them if its communicators have `receives`. An array is
+    contiguous and in host memory, and the arrays of a call have one dtype. What says that nothing was done is None
+    where a method returns a Work or what came, NotImplemented where None may be the result, and else False.
+
+    The end of a name says what the method takes or returns:
+    _array: all arrays are given; it returns whether it was done. _v_array: likewise, with counts of elements.
+    _parts_array: likewise; the parts of a flat array are not compared by shape.
+    _result: it returns the result, in a new array if none is given. _number: likewise for a number of Python's.
+    _rows: likewise for rows along axis 0, whose number only this rank knows.
+    _blocks: memory at addresses, with sizes in bytes.
+    _plain: an object; what has other than basic types is encoded and decoded by functions that are given.
     """
 
     barrier_without_sync: Callable[[], None] | None = None
@@ -152,7 +161,7 @@ class Shortcuts:
     rank's block.
     """
 
-    scatter_blocks: Callable[..., int | None] = nothing
+    scatter_blocks: Callable[..., int | None] = not_available
     """scatter_blocks(blocks, sizes, src, out, room): the same for memory at addresses. sizes: on src, the bytes of
     each block. room: the bytes at `out`.
 
@@ -189,34 +198,34 @@ class Shortcuts:
     the timeout of options without one. ops: numbers of ReduceOps by the hash of torch's. None: not available.
     """
 
-    isend_array: Callable[..., Any] = nothing
+    isend_array: Callable[..., Any] = not_available
     """isend_array(x, dst, tag, group): start the send. Returns its Work, or True if it is complete.
 
     group: kept by the Work until it is complete. If the Work is dropped before that, the message is cancelled,
     unless its `goes_on_when_dropped` is True: then x is kept and the send goes on.
     """
 
-    issend_array: Callable[..., Any] = nothing
+    issend_array: Callable[..., Any] = not_available
     """issend_array(x, dst, tag, group): likewise a synchronous send, which is complete when a receive has matched
     the message.
     """
 
-    irecv_array: Callable[..., Any] = nothing
+    irecv_array: Callable[..., Any] = not_available
     """irecv_array(x, src, tag, group): likewise, but it always returns the Work. The Work's result is x."""
 
-    recv_array_up_to: Callable[..., tuple[int, int, int] | None] = nothing
+    recv_array_up_to: Callable[..., tuple[int, int, int] | None] = not_available
     """recv_array_up_to(x, src, tag): receive an array that may be shorter than x, and of another dtype: (its
     source, tag and bytes).
 
     None, with nothing done, for any unusual case. src and tag may be ANY, or -1, which is MPI's.
     """
 
-    probe_now: Callable[..., Any] = nothing
+    probe_now: Callable[..., Any] = not_available
     """probe_now(src, tag): (source, tag, bytes) of a message that recv_array_up_to would receive now, or False; None
     likewise.
     """
 
-    sendrecv_array: Callable[..., tuple[int, int, int] | None] = nothing
+    sendrecv_array: Callable[..., tuple[int, int, int] | None] = not_available
     """sendrecv_array(x, dst, send_tag, out, src, tag): send x, and receive as recv_array_up_to does."""
 
     sendrecv_result: Callable[..., Any] = _not_taken
@@ -229,7 +238,7 @@ class Shortcuts:
     an edge.
     """
 
-    irecv_array_up_to: Callable[..., Any] = nothing
+    irecv_array_up_to: Callable[..., Any] = not_available
     """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that goes on when dropped, whose
     result is None.
 
@@ -240,11 +249,13 @@ class Shortcuts:
     def __getattr__(self, name: str) -> Any:
         """start_<name>(group, ...): start what <name>(...) does; of barrier_without_sync, start_barrier.
 
+        Only the engine has any: shortcuts.cpp, rows.cpp and vector_arrays.cpp of native/bindings define them.
+
         Returns its Work, or None if nothing was done. The Work's result is the array that receives something, or None.
         It keeps the arrays and the group until it is complete.
         """
         if name.startswith("start_"):
-            return nothing
+            return not_available
         raise AttributeError(name)
 
     def failed_works(self) -> Sequence[FailedWork]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from rankwise.contract.errors import CollectiveTimeout
+from rankwise.contract.logger import logger
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 
@@ -89,14 +90,12 @@ class Work(ABC, Generic[T]):
         def call() -> None:
             try:
                 function(self)
-            except Exception:
-                import logging  # slow to import, and seldom needed
-
-                logging.getLogger("rankwise").exception("a callback of %r failed", self)
+            except Exception:  # noqa: BLE001 - it is logged
+                logger().exception("a callback of %r failed", self)
 
         def wait_and_call() -> None:
             while not self.done():
-                _raised_by(self._settle, _PERIOD)
+                _raised_by(self._await_end, _PERIOD)
             call()
 
         if self.done():
@@ -104,7 +103,7 @@ class Work(ABC, Generic[T]):
         else:
             _in_a_thread(wait_and_call)
 
-    def _settle(self, timeout: float) -> object:
+    def _await_end(self, timeout: float) -> object:
         """Wait until the operation has ended, at most so long, without counting as a `wait` that raises its error."""
         return self.wait(timeout)
 
@@ -139,7 +138,7 @@ class Pauses:
 
 def adopt(kind: type) -> None:
     """Make a class of native code, which has `wait` and `done`, a Work. Other methods of a Work that it has stay."""
-    for name in ("cancel", "result", "exception", "add_done_callback", "_settle", "_await_any", "__await__"):
+    for name in ("cancel", "result", "exception", "add_done_callback", "_await_end", "_await_any", "__await__"):
         if name not in vars(kind):
             setattr(kind, name, getattr(Work, name))
     Work.register(kind)
@@ -155,7 +154,7 @@ class OuterWork(Work[T]):
     def __init__(
         self,
         wait: Callable[[float | None], T],
-        *inner: Ending,
+        *inner: Endable,
         cancelled: Callable[[], object] | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
@@ -185,7 +184,7 @@ class OuterWork(Work[T]):
         return self._inner[0].tag  # type: ignore[attr-defined, no-any-return]
 
 
-class Ending(Protocol):
+class Endable(Protocol):
     """What ends at some time: a Work, or an event of a device."""
 
     def done(self) -> bool: ...

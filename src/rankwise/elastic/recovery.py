@@ -97,11 +97,11 @@ def _run(function: Callable[[Group], T], state: State, group: Group) -> T:
                 raise
             loss = loss or _Loss(state.step)
             loss.lost.update(_lost(failure, group))
-            _all_done(group, False)
+            _all_done(group, done=False)  # its result does not matter: each rank calls it once for each group
             group = _next_group(group, loss)
         else:
             # A loss may have kept another rank from passing the barrier.
-            if _all_done(group, True):
+            if _all_done(group, done=True):
                 group.membership.note(group.ranks, DONE)
                 return result
             loss = loss or _Loss(state.step)
@@ -162,7 +162,7 @@ def _lost_in(group: Group) -> dict[int, str]:
     return {}
 
 
-def _all_done(group: Group, done: bool) -> bool:
+def _all_done(group: Group, *, done: bool) -> bool:
     """Whether all ranks have passed the last barrier, the same on all of them; each calls it once for each group."""
     try:
         return bool(group.agree(done))

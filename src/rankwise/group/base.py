@@ -108,7 +108,7 @@ class GroupBase:
             sends = reads.nbytes
         if not async_op:
             return self.comm.call(body)
-        return self.pending.own(self.comm.start_call(body, sends >= _OVERLAPPED))
+        return self.pending.own(self.comm.start_call(body, at_once=sends >= _OVERLAPPED))
 
     def _send_rest(self, header: Any, src: int) -> None:
         """On src: broadcast what `_described` receives after a header."""

@@ -16,7 +16,7 @@ from rankwise.arrays.ops import LOCATING, Located, Op
 from rankwise.contract.errors import RankwiseError
 from rankwise.contract.operations import ALL_REDUCE, GATHER, REDUCE, Call
 from rankwise.contract.types import DTYPE_NAMES, DType, ReduceOp
-from rankwise.group.base import GroupBase, nothing
+from rankwise.group.base import GroupBase
 
 T = TypeVar("T")
 
@@ -115,12 +115,13 @@ def on_root(group: GroupBase, root: int, compute: Callable[[], None]) -> Excepti
     group._collectives.broadcast(address(length), 1, DType.I64, root)
     if not length:
         return None
+    # The text on root, and room for it elsewhere.
     words = np.frombuffer(bytearray(text or int(length)), np.uint8)
     group._collectives.broadcast(address(words), words.size, DType.U8, root)
     return failure or RankwiseError(words.tobytes().decode(errors="replace"))
 
 
-def function_scan(group: GroupBase, given: Buffer, op: Op, exclusive: bool) -> Callable[[], Buffer | None]:
+def function_scan(group: GroupBase, given: Buffer, op: Op, *, exclusive: bool) -> Callable[[], Buffer | None]:
     """Check the function `op`; returns a function for this rank's scan result, None on rank 0 of an exscan."""
     function = _function(op, given.dtype)
 
@@ -190,7 +191,7 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
             how = ALL_REDUCE if dst is None else REDUCE
             group._collectives.run(Call(how, ranks.ptr, ranks.ptr, ranks.count, DType.I64, ReduceOp.MIN, dst))
         if dst not in (None, group.rank):
-            return nothing()
+            return None
         copy(buffer, values)
         number = isinstance(x, (bool, int, float, np.generic))
         return buffer.finish(), int(ranks.array[()]) if number else ranks.finish()

@@ -105,7 +105,7 @@ class Messages(GroupBase):
 
         def finish() -> Received:
             if expected is not None and (receive.is_object or receive.dtype != expected):
-                receive.give_back()
+                receive.return_message()
                 what = "an object" if receive.is_object else f"an array of {DTYPE_NAMES[DType(receive.dtype)]}"
                 raise MismatchError(
                     f"recv_any: the message from rank {receive.source} with tag {receive.tag} is {what}, "
@@ -118,7 +118,7 @@ class Messages(GroupBase):
                 try:
                     dtypes.to_numpy(dtype)
                 except ImportError:
-                    receive.give_back()
+                    receive.return_message()
                     raise
             memory = np.frombuffer(receive.memory(), np.uint8)
             shape = (memory.size // dtype.itemsize,)

@@ -143,7 +143,7 @@ class Codec:
     that a rank sends, or plain data only.
     """
 
-    def __init__(self, encode: Callable[[Any], list[Any]], trusted: bool) -> None:
+    def __init__(self, encode: Callable[[Any], list[Any]], *, trusted: bool) -> None:
         self.encode, self.trusted = encode, trusted
         self.constructor = None if trusted else CONSTRUCTOR
 
@@ -214,8 +214,8 @@ def _encode(allow_pickle: bool, obj: Any) -> list[Any]:
     return [pickle.dumps(obj, 5)] if is_basic(obj) else pieces(*encode(obj, allow_pickle))
 
 
-PLAIN = Codec(partial(_encode, False), False)
+PLAIN = Codec(partial(_encode, False), trusted=False)
 """Plain data alone."""
 
-TRUSTING = Codec(partial(_encode, True), True)
+TRUSTING = Codec(partial(_encode, True), trusted=True)
 """Plain data, and the pickles of other objects."""

@@ -1,4 +1,8 @@
-"""Receives of any length, and objects, on backends where a receive of unknown length must look for its message."""
+"""Receives of any length, and objects, on backends where a receive of unknown length must probe for its message.
+
+Such a backend's channel matches messages whose length is known; this queue makes receives of unknown length of its
+`probe` and `start_arrived`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,15 @@ from rankwise.arrays.base import Buffer
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
-from rankwise.contract.message import ANY, Arrival, Message, Receives, Taken, late, matches, no_probe, overlap
+from rankwise.contract.message import ANY, Arrival, IncomingMessage, Message, Receives, late, matches, no_probe, overlap
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import Work, wait_until
 from rankwise.group.work import wait_or_cancel
 
 T = TypeVar("T")
 
-PAUSE, LONGEST_PAUSE = 20e-6, 1e-3  # seconds between two looks that find nothing: half of those waited already
+# The pause between two probes is half the time waited so far, within these limits, in seconds.
+PAUSE, LONGEST_PAUSE = 20e-6, 1e-3
 
 
 class ReceiveQueue(Receives):
@@ -38,7 +43,7 @@ class ReceiveQueue(Receives):
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.kept: list[tuple[int, Taken]] = []
+        self.kept: list[tuple[int, IncomingMessage]] = []
         """In the order taken. They were sent before every message that the communicator still has for the same tag."""
         self._lock = threading.Lock()
         # Weak: an exception, such as a signal handler's, may have taken the place of a receive before anybody had it.
@@ -56,17 +61,17 @@ class ReceiveQueue(Receives):
         return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
     def recv_message(self, src: int, tag: int) -> QueuedReceive:
-        return self._post("recv", src, tag, nothing)
+        return self._post("recv", src, tag, accept_any)
 
     def recv_arrived(self, src: int, tag: int) -> tuple[QueuedReceive, tuple[int, int, int]] | None:
         receive = self.recv_message(src, tag)
         self.progress()
         if receive.error is not None:
             raise receive.error
-        if (taken := receive.taken) is None:
+        if (incoming := receive.incoming) is None:
             receive.cancel()
             return None
-        return receive, (taken.source, taken.tag, len(taken.memory))
+        return receive, (incoming.source, incoming.tag, len(incoming.memory))
 
     def recv_object(self, src: int, tag: int) -> QueuedReceive:
         return self._post("recv_object", src, tag, _check_object)
@@ -78,7 +83,7 @@ class ReceiveQueue(Receives):
     def send_object_now(self, parts: list[Any], dest: int, tag: int) -> None:
         wait_or_cancel(self.send_object(parts, dest, tag))
 
-    def _post(self, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> QueuedReceive:
+    def _post(self, operation: str, src: int, tag: int, check: Callable[[IncomingMessage], None]) -> QueuedReceive:
         """check: raises if the complete message is of the wrong kind; the message is then kept."""
         if not self.comm.any_source:
             raise no_probe("recv of any length", self.comm.backend)
@@ -98,13 +103,13 @@ class ReceiveQueue(Receives):
                 return unclaimed[1].message
         return self.comm.probe(src, tag)
 
-    def poll(self, look: Callable[[], T], src: int, tag: int, end: float) -> T:
-        """Call `look` until what it returns is true, or until `end`, and return that.
+    def poll(self, attempt: Callable[[], T], src: int, tag: int, end: float) -> T:
+        """Call `attempt` until what it returns is true, or until `end`, and return that.
 
         Raises what `recv` raises if no message from `src` with `tag` can arrive any more.
         """
         start = time.monotonic()
-        while not (message := look()) and (now := time.monotonic()) < end:
+        while not (message := attempt()) and (now := time.monotonic()) < end:
             pause = min(max((now - start) / 2, PAUSE), LONGEST_PAUSE)
             if pause == LONGEST_PAUSE and self._is_out_of_reach(src) and self._find(src, tag) is None:
                 # The communicator's own receive raises the error and informs the other ranks. It can match no message.
@@ -127,7 +132,7 @@ class ReceiveQueue(Receives):
                 # A receive waits behind an earlier one that could match the same message.
                 if not any(overlap(earlier, receive.source, receive.tag) for earlier in before):
                     self._begin(receive)
-                if receive.error is None and receive.taken is None:
+                if receive.error is None and receive.incoming is None:
                     before.append(receive)
             self._waiting = list(map(ref, before))
 
@@ -136,37 +141,39 @@ class ReceiveQueue(Receives):
         with self._lock:
             if ref(receive) in self._waiting:
                 self._waiting.remove(ref(receive))
-            elif receive.taken is not None:
-                self._keep(receive.taken, receive.number)
+            elif receive.incoming is not None:
+                self._keep(receive.incoming, receive.number)
 
     def _begin(self, receive: QueuedReceive) -> None:
         try:
             unclaimed = self._first_kept(receive.source, receive.tag)
             if unclaimed is not None:
                 self.kept.remove(unclaimed)
-                receive.number, receive.taken = unclaimed
+                receive.number, receive.incoming = unclaimed
             else:
-                receive.taken = self.comm.take(receive.source, receive.tag)
+                receive.incoming = self.comm.start_arrived(receive.source, receive.tag)
                 receive.number = next(self._numbers)
         except Exception as error:  # noqa: BLE001 - the receive's `wait` raises it
             receive.error = error
 
-    def _keep(self, taken: Taken, number: int | None = None) -> None:
-        self.kept.append((next(self._numbers) if number is None else number, taken))
+    def _keep(self, incoming: IncomingMessage, number: int | None = None) -> None:
+        self.kept.append((next(self._numbers) if number is None else number, incoming))
         self.kept.sort(key=itemgetter(0))
 
-    def _first_kept(self, src: int, tag: int) -> tuple[int, Taken] | None:
+    def _first_kept(self, src: int, tag: int) -> tuple[int, IncomingMessage] | None:
         return next((unclaimed for unclaimed in self.kept if matches(unclaimed[1], src, tag)), None)
 
 
 class QueuedReceive(Arrival):
     """A receive of a ReceiveQueue.
 
-    taken: its message; None until there is one. number: that message's in the queue.
+    incoming: its message; None until there is one. number: that message's in the queue.
     """
 
-    def __init__(self, queue: ReceiveQueue, operation: str, src: int, tag: int, check: Callable[[Taken], None]) -> None:
-        self.taken: Taken | None = None
+    def __init__(
+        self, queue: ReceiveQueue, operation: str, src: int, tag: int, check: Callable[[IncomingMessage], None]
+    ) -> None:
+        self.incoming: IncomingMessage | None = None
         self.number = 0
         self.error: Exception | None = None
         self._source, self._tag, self._check = src, tag, check
@@ -177,31 +184,31 @@ class QueuedReceive(Arrival):
     @property
     def source(self) -> int:
         """As requested, perhaps ANY, until it has taken a message; then the message's. So is `tag`."""
-        return self._source if self.taken is None else self.taken.source
+        return self._source if self.incoming is None else self.incoming.source
 
     @property
     def tag(self) -> int:
-        return self._tag if self.taken is None else self.taken.tag
+        return self._tag if self.incoming is None else self.incoming.tag
 
     @property
     def dtype(self) -> DType:
-        assert self.taken is not None
-        return self.taken.dtype
+        assert self.incoming is not None
+        return self.incoming.dtype
 
     @property
     def is_object(self) -> bool:
-        return self.taken is not None and is_object(self.taken)
+        return self.incoming is not None and is_object(self.incoming)
 
     def memory(self) -> Any:
-        assert self.taken is not None
-        return content(self.taken) if self.is_object else array_over(self.taken.memory, np.uint8)
+        assert self.incoming is not None
+        return content(self.incoming) if self.is_object else array_over(self.incoming.memory, np.uint8)
 
-    def give_back(self) -> None:
+    def return_message(self) -> None:
         self._queue.forget(self)
 
     def done(self) -> bool:
         self._progress()
-        return self.error is not None or (self.taken is not None and self.taken.work.done())
+        return self.error is not None or (self.incoming is not None and self.incoming.work.done())
 
     def wait(self, timeout: float | None = None) -> None:
         if self._complete:
@@ -217,12 +224,12 @@ class QueuedReceive(Arrival):
             if timeout is not None:
                 raise late(self._operation, limit, self.source, self.tag)
             self._fail(late(self._operation, limit, self.source, self.tag))
-        if self.taken is not None and self.error is None:
+        if self.incoming is not None and self.error is None:
             if timeout is None:
-                self.taken.work.wait()
+                self.incoming.work.wait()
             else:
-                wait_until(end, self.taken.work, partial(late, self._operation, limit, self.source, self.tag))
-            self._deliver(self.taken)
+                wait_until(end, self.incoming.work, partial(late, self._operation, limit, self.source, self.tag))
+            self._deliver(self.incoming)
         if self.error is not None:
             raise self.error
 
@@ -231,9 +238,9 @@ class QueuedReceive(Arrival):
 
     def _progress(self) -> bool:
         """Let the queue make progress. Returns whether this receive has a message, or an error."""
-        if self.taken is None and self.error is None:
+        if self.incoming is None and self.error is None:
             self._queue.progress()
-        return self.taken is not None or self.error is not None
+        return self.incoming is not None or self.error is not None
 
     def _fail(self, error: Exception) -> bool:
         """Returns False if it has ended already."""
@@ -244,35 +251,35 @@ class QueuedReceive(Arrival):
             self._queue.forget(self)
             return True
 
-    def _deliver(self, taken: Taken) -> None:
+    def _deliver(self, incoming: IncomingMessage) -> None:
         """The message is complete: check its content."""
         with self._ending:
             if self._complete or self.error is not None:
                 return
             try:
-                self._check(taken)
+                self._check(incoming)
                 self._complete = True
             except Exception as error:  # noqa: BLE001 - `wait` raises it
                 self.error = error
                 self._queue.forget(self)
 
 
-def nothing(_taken: Taken) -> None:
-    """The check of a receive that takes whatever comes."""
+def accept_any(_incoming: IncomingMessage) -> None:
+    """The check of a receive of whatever comes."""
 
 
 def _receive_into(queue: ReceiveQueue, buffer: Buffer, src: int, tag: int) -> QueuedReceive:
     """A receive of a kept message into the caller's memory."""
 
-    def copy(taken: Taken) -> None:
-        message = taken.message
+    def copy(incoming: IncomingMessage) -> None:
+        message = incoming.message
         if (message.count, message.dtype) != (buffer.count, buffer.dtype):
             raise MismatchError(
                 f"recv from rank {message.source}: the message is {message.count} x {DTYPE_NAMES[message.dtype]} with "
                 f"tag {message.tag}, the receive expects {buffer.count} x {DTYPE_NAMES[buffer.dtype]}"
             )
         room = buffer.kind.staged(buffer)
-        ctypes.memmove(room.ptr, address(array_over(taken.memory, np.uint8)), room.nbytes)
+        ctypes.memmove(room.ptr, address(array_over(incoming.memory, np.uint8)), room.nbytes)
         if room is not buffer:
             room.finish()
 
@@ -287,13 +294,13 @@ MAGIC = b"\x93rankwise object".ljust(64)
 _HEAD, _U8 = len(MAGIC), DType.U8  # looked up by every receive
 
 
-def is_object(taken: Taken) -> bool:
-    return taken.dtype is _U8 and memoryview(taken.memory)[:_HEAD] == MAGIC
+def is_object(incoming: IncomingMessage) -> bool:
+    return incoming.dtype is _U8 and memoryview(incoming.memory)[:_HEAD] == MAGIC
 
 
-def content(taken: Taken) -> Any:
+def content(incoming: IncomingMessage) -> Any:
     """The encoded object of a message that is one."""
-    return memoryview(taken.memory)[_HEAD:]
+    return memoryview(incoming.memory)[_HEAD:]
 
 
 def array_over(memory: Any, dtype: Any) -> Any:
@@ -301,10 +308,10 @@ def array_over(memory: Any, dtype: Any) -> Any:
     return np.frombuffer(memory, dtype) if len(memory) else np.empty(0, dtype)
 
 
-def _check_object(taken: Taken) -> None:
-    if not is_object(taken):
+def _check_object(incoming: IncomingMessage) -> None:
+    if not is_object(incoming):
         raise MismatchError(
-            f"recv_object: {_described(taken.message)}, not an object; receive it with recv or recv_any"
+            f"recv_object: {_described(incoming.message)}, not an object; receive it with recv or recv_any"
         )
 
 

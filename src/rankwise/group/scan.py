@@ -95,7 +95,7 @@ class Scans(GroupBase):
         result = self._staged(buffers.result(out, given.shape, given))
         given = self._staged(given)
         if callable(op) and not isinstance(op, ReduceOp):
-            scan = composed_ops.function_scan(self, given, op, exclusive)
+            scan = composed_ops.function_scan(self, given, op, exclusive=exclusive)
 
             def fold() -> Any:
                 prefix = scan()
@@ -118,15 +118,15 @@ class Scans(GroupBase):
             if self.comm.scans:
                 self._collectives.run(shaped(call, given.shape))
             else:
-                self._compose(operation.name, given, result, reduce_op, self.rank - exclusive)
+                self._compose(operation.name, given, result, reduce_op, exclusive=exclusive)
             if first:
                 _fill_with_neutral(result, reduce_op)
             return result.finish()
 
         return self._run(body, given, async_op)
 
-    def _compose(self, name: str, given: Buffer, result: Buffer, op: ReduceOp, last: int) -> None:
-        """The scan as other operations, of at most PIECE bytes. last: the last rank that is in this rank's result."""
+    def _compose(self, name: str, given: Buffer, result: Buffer, op: ReduceOp, *, exclusive: bool) -> None:
+        """The scan as other operations, of at most PIECE bytes."""
         # Block k of a rank's send buffer is its contribution to rank k's result.
         n, dtype = self.world_size, given.dtype
         piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
@@ -140,13 +140,13 @@ class Scans(GroupBase):
                 if dtype.is_complex and op is ReduceOp.PROD:
                     call = Call(ALL_GATHER, given.ptr + offset, blocks.ptr, count, dtype)
                     self._collectives.run(call._replace(shape=given.shape, part_of=name))
-                    if last >= 0:
+                    if (last := self.rank - exclusive) >= 0:
                         products = _product(blocks, n)
                         ctypes.memmove(result.ptr + offset, address(products[last]), size)
                     continue
                 for rank in range(n):
-                    counts = rank - (self.rank - last) >= self.rank
-                    ctypes.memmove(blocks.ptr + rank * size, given.ptr + offset if counts else address(neutral), size)
+                    origin = given.ptr + offset if rank - exclusive >= self.rank else address(neutral)
+                    ctypes.memmove(blocks.ptr + rank * size, origin, size)
                 call = Call(REDUCE_SCATTER, blocks.ptr, result.ptr + offset, count, dtype, op)
                 self._collectives.run(call._replace(shape=given.shape, part_of=name))
 

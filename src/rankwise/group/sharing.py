@@ -20,6 +20,7 @@ from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Collectives, Communicator, complete
 from rankwise.contract.errors import MismatchError, RankwiseError, UnsupportedError, too_late
 from rankwise.contract.host_memory import HostMemory
+from rankwise.contract.logger import logger
 from rankwise.contract.public import public
 from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.timeouts import check_wait
@@ -138,9 +139,7 @@ class Lock:
         finally:
             self._words.add(_SLEEPERS, -1)
         if self.abandoned_by is not None:
-            import logging  # few programs need it, and it takes time to load
-
-            logging.getLogger("rankwise").warning(
+            logger().warning(
                 "rank %d got a lock that rank %d held when it was lost: what it protects may be half done",
                 self._comm.rank,
                 self.abandoned_by,

@@ -14,22 +14,20 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from rankwise._native import HostEvents, HostStream
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable, ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import RankwiseError
+from rankwise.contract.logger import logger
 from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work
 from rankwise.group.base import nothing
 from rankwise.group.work import Pending, raise_first
-
-if TYPE_CHECKING:
-    from logging import Logger
 
 T = TypeVar("T")
 
@@ -189,11 +187,11 @@ class Stream(Closeable):
         ran, ended, failed = self._native.close(timeout)
         if not ran:
             left = "" if ended else "; a function is still running and was left on its thread"
-            _log().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
+            logger().warning("closing %s: work was still queued after %g s and was dropped%s", self.name, timeout, left)
         for work in [*self._failed, *failed]:
             if not work.waited:
                 error = work.exception()
-                _log().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=error)
+                logger().error("%s: a function failed, and no wait() raised its error", self.name, exc_info=error)
 
     def __del__(self) -> None:
         if hasattr(self, "_failed"):  # absent if __init__ raised
@@ -292,9 +290,3 @@ def _close_all(left: Callable[[], float]) -> None:
 
 
 close_at_exit(ClosingOrder.STREAMS, _close_all)
-
-
-def _log() -> Logger:
-    import logging  # slow to import
-
-    return logging.getLogger("rankwise")

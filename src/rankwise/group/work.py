@@ -15,6 +15,7 @@ from rankwise._native import Work as EngineWork
 from rankwise.contract.closing import ClosingOrder, close_at_exit
 from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError, too_late
+from rankwise.contract.logger import logger
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
 from rankwise.contract.shortcuts import FailedWork
@@ -126,12 +127,10 @@ class Pending:
         self.failed.clear()
 
     def _log(self, errors: Sequence[BaseException | None]) -> None:
-        import logging  # slow to import, and seldom needed
-
         what = "an operation" if len(errors) == 1 else f"{len(errors)} operations"
         first = errors[0]  # logged as text: a log that keeps the error would keep the frames that raised it
         text = "closing %s: %s with async_op=True failed, and no wait() raised the error; the first: %s: %s"
-        logging.getLogger("rankwise").error(text, self.name, what, type(first).__name__, str(first))
+        logger().error(text, self.name, what, type(first).__name__, str(first))
 
 
 _open: Alive[Pending] = Alive()
@@ -251,7 +250,7 @@ class ArrayWork(Work[T]):
             self.fail(ClosedError("the operation was cancelled"))
         return cancelled
 
-    def _settle(self, timeout: float) -> object:
+    def _await_end(self, timeout: float) -> object:
         return self._inner.wait(timeout)
 
     def _await_any(self, works: Sequence[Work[Any]], timeout: float) -> bool:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from rankwise.launch.rank_process import leave_terminal
-from rankwise.system.settings import debugger_place
+from rankwise.system.settings import debugger_memory
 
 BEAT = 0.5  # seconds between two updates of the time at which a rank was last in a debugger
 
@@ -34,9 +34,9 @@ def stop(*, header: str | None = None) -> None:
     Raises:
         RuntimeError: there is neither.
     """
-    place = debugger_place()
-    if place is not None:
-        debugger: pdb.Pdb = _debugger(*place)
+    memory = debugger_memory()
+    if memory is not None:
+        debugger: pdb.Pdb = _debugger(*memory)
     elif sys.stdin is None or os.path.samestat(os.fstat(0), os.stat(os.devnull)):
         raise RuntimeError(
             f"breakpoint() on rank {os.environ.get('RANKWISE_RANK')}: expected a terminal, on which the launcher's "

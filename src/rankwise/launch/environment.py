@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankwise.contract.job import Job
+from rankwise.contract.logger import logger
 from rankwise.system import proc
 from rankwise.system.settings import Settings, integer, set_joined
 
@@ -47,9 +48,7 @@ def join_job(settings: Settings) -> Job:
     name = f"{job.launcher} {job.id} rank {job.rank} of {job.world_size}"
     pid, _, joined = settings.joined.partition(" ")
     if joined == name and pid != str(os.getpid()):
-        import logging  # slow to import, and seldom needed
-
-        logging.getLogger("rankwise").warning(
+        logger().warning(
             "this process was started by rank %d of %s (pid %s), so it is no rank of that job: it is one rank alone",
             job.rank,
             job.launcher,

@@ -118,15 +118,15 @@ def _on_threads(fn: Callable[[], T], n: int, timeout: float | None) -> list[T]:
     from rankwise import rank_threads  # loads NumPy, which the launcher needs for nothing else
 
     rank_threads.warn_of_gil(n)
-    places = rank_threads.places(n, timeout)
-    endings = rank_threads.run_on_threads(lambda group: fn(), places)
+    invitations = rank_threads.invitations(n, timeout)
+    endings = rank_threads.run_on_threads(lambda group: fn(), invitations)
     errors = [ending.exception() for ending in endings if ending.error is not None]
     if errors:
         try:
             raise next((error for error in errors if not isinstance(error, PeerLostError)), errors[0])
         finally:
             del endings, errors  # which the error's traceback would keep, and they the error
-    segment = places[0].segment
+    segment = invitations[0].segment
     if segment is not None and (reason := difference(segment.fd, 0)):
         raise MismatchError(reason)
     return [ending.value for ending in sorted(endings, key=lambda ending: ending.rank)]  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.contract.errors import RankwiseError, UnsupportedError
+from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.contract.work import Work
 from rankwise.group import default_group
 from rankwise.group.group import Group
@@ -18,7 +19,6 @@ from rankwise.pool.dealer import Dealer, Outcome, Task
 from rankwise.pool.pickled import Call, PickledRanks, outcome
 from rankwise.pool.serving import Server
 
-ENDLESS = 1e9  # seconds for which a rank waits for a call, or for the end of one
 CALLS, TASKS = 1, 2  # the tags of replies
 
 _STOP = b"Z"
@@ -37,7 +37,7 @@ class Members(PickledRanks):
         super().__init__(group.world_size - 1)
         self._group = group
         self._control = group.dup("pool")
-        self._control.timeout = ENDLESS
+        self._control.timeout = LONGEST_TIMEOUT
         self._members = group.split(None if group.rank == 0 else 0, name="ranks of the pool")
         if self._members is not None and timeout is not None:
             self._members.timeout = timeout

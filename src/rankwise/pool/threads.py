@@ -14,7 +14,7 @@ from rankwise.contract.errors import ClosedError
 from rankwise.group import default_group
 from rankwise.launch.last_calls import quick_difference
 from rankwise.pool.dealer import Dealer, Outcome, Ranks, Task, each_of
-from rankwise.rank_threads import GRACE, Ending, Place, RankThreads, places
+from rankwise.rank_threads import GRACE, CallEnd, Invitation, RankThreads, invitations
 
 Call = Callable[[], Any]
 
@@ -64,7 +64,7 @@ class Threads(Ranks):
 
     def meet(self, call: Call | None) -> list[Outcome]:
         self._ranks.renew()
-        new = places(self.n, self._timeout)
+        new = invitations(self.n, self._timeout)
         segment = self._segment = new[0].segment
         assert segment is not None
         begun: set[int] = set()
@@ -104,10 +104,10 @@ class Threads(Ranks):
 
     # ---- in the ranks' threads ----
 
-    def _join(self, place: Place) -> None:
-        membership = self._membership[place.rank]
+    def _join(self, invitation: Invitation) -> None:
+        membership = self._membership[invitation.rank]
         membership.close()
-        membership.enter_context(self._ranks.member(place))
+        membership.enter_context(self._ranks.member(invitation))
 
 
 def _made(call: Call) -> tuple[Any, bool]:
@@ -122,6 +122,6 @@ def _made(call: Call) -> tuple[Any, bool]:
         raise
 
 
-def _outcome(ending: Ending[Any], value: Any, group_failed: bool = False) -> Outcome:
+def _outcome(ending: CallEnd[Any], value: Any, group_failed: bool = False) -> Outcome:
     error = None if ending.error is None else ending.exception()
     return Outcome(ending.rank, lambda: value, error, group_failed=group_failed)

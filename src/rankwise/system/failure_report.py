@@ -18,9 +18,9 @@ from typing import NamedTuple
 from rankwise.contract import errors
 from rankwise.contract.failure import AtRank, Failure, failure_behind
 from rankwise.contract.failure_kinds import ERROR
-from rankwise.system.settings import failures_place
+from rankwise.system.settings import failures_memory
 
-ROOM = 1 << 20  # bytes of a rank's report
+REPORT_BYTES = 1 << 20  # bytes of a rank's report
 LONGEST = 300  # characters of an exception's name and text
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -37,7 +37,9 @@ class Report(NamedTuple):
 
 def read(fd: int, rank: int) -> Report:
     """What a rank has reported. fd: the memory, in which a rank that was killed may have left the half of a report."""
-    line = os.pread(fd, ROOM, rank * ROOM).partition(b"\0")[0]  # memory that nobody has written to holds zeros
+    line = os.pread(fd, REPORT_BYTES, rank * REPORT_BYTES).partition(b"\0")[
+        0
+    ]  # memory that nobody has written to holds zeros
     if not line:
         return Report()
     import json  # which only failures need
@@ -63,15 +65,15 @@ def _checked(failure: Failure) -> Failure:
 
 def forget(fd: int, rank: int) -> None:
     """Remove a rank's report, because another process takes its place."""
-    os.pwrite(fd, b"\0", rank * ROOM)
+    os.pwrite(fd, b"\0", rank * REPORT_BYTES)
 
 
 @lru_cache(1)
 def report_at_exit() -> None:
     """From the first call on: if a launcher reads it, this process writes its report when its interpreter exits."""
-    place = failures_place()
-    if place is not None:
-        atexit.register(_report, *place, os.getpid())
+    memory = failures_memory()
+    if memory is not None:
+        atexit.register(_report, *memory, os.getpid())
 
 
 def _report(fd: int, rank: int, pid: int) -> None:
@@ -80,11 +82,11 @@ def _report(fd: int, rank: int, pid: int) -> None:
     error: BaseException | None = getattr(sys, "last_value", None)  # which Python sets, whatever the excepthook
     uncaught = failure_behind(error) or (None if error is None else _own_error(error, rank))
     line = _line(failures := [uncaught, errors.latest_failure])
-    if len(line) > ROOM:
+    if len(line) > REPORT_BYTES:
         line = _line(
             [failure and replace(failure, message=failure.message[:LONGEST], ranks={}) for failure in failures]
         )
-    os.pwrite(fd, line, rank * ROOM)
+    os.pwrite(fd, line, rank * REPORT_BYTES)
 
 
 def _line(failures: Iterable[Failure | None]) -> bytes:

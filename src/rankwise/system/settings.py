@@ -214,7 +214,7 @@ def torch_as() -> str | None:
     return _read(os.environ, "RANKWISE_TORCH_AS", {"gloo": "gloo"}.get, "gloo, or nothing")
 
 
-def failures_place() -> tuple[int, int] | None:
+def failures_memory() -> tuple[int, int] | None:
     """RANKWISE_FAILURES_FD and RANKWISE_RANK, if a launcher reads the failures of this process.
 
     They are read alone: an error must not be hidden because another variable is invalid.
@@ -223,7 +223,7 @@ def failures_place() -> tuple[int, int] | None:
     return (fd, rank) if fd is not None and rank is not None and is_memory(fd, FAILURES_MEMFD) else None
 
 
-def debugger_place() -> tuple[int, int, int] | None:
+def debugger_memory() -> tuple[int, int, int] | None:
     """RANKWISE_TERMINAL_FD, RANKWISE_DEBUGGER_FD and RANKWISE_RANK, read alone; None if there is no terminal."""
     terminal, memory = integer(os.environ, "RANKWISE_TERMINAL_FD"), integer(os.environ, "RANKWISE_DEBUGGER_FD")
     rank = integer(os.environ, "RANKWISE_RANK")

@@ -16,7 +16,7 @@ from rankwise.group.group import Group
 from rankwise.testing.outcome import Args, Kwargs, Outcome, RanksFailed, failed, run_on, values
 
 if TYPE_CHECKING:
-    from rankwise.rank_threads import Place
+    from rankwise.rank_threads import Invitation
     from rankwise.testing.pool import RankPool
 
 __all__ = ["RanksFailed", "close_pools", "run_ranks"]
@@ -57,7 +57,7 @@ def run_ranks(
             that raised an error of its own, and one line for each that failed only because another did.
         ValueError: n is less than 1, or the backend is unknown.
     """
-    from rankwise.rank_threads import Place, places, rank_of_group  # not loaded with the public names
+    from rankwise.rank_threads import Invitation, invitations, rank_of_group  # not loaded with the public names
 
     if n < 1:
         raise ValueError(f"n={n}: expected at least 1 rank")
@@ -71,9 +71,9 @@ def run_ranks(
     if callable(backend):
         job_id = f"run_ranks-{next(_job_numbers)}"
         jobs = [Job(rank, n, rank, n, "run_ranks", job_id) for rank in range(n)]
-        return _on_threads(call, [Place(job.rank, partial(backend, job, timeout), "") for job in jobs], timeout)
+        return _on_threads(call, [Invitation(job.rank, partial(backend, job, timeout), "") for job in jobs], timeout)
     if backend == "threads":
-        return _on_threads(call, places(n, timeout), timeout)
+        return _on_threads(call, invitations(n, timeout), timeout)
     registry.opener(backend)  # raises ValueError or ImportError here instead of on every rank
     return _on_processes(fn, n, args, kwargs, backend, timeout)
 
@@ -86,12 +86,12 @@ def close_pools() -> None:
         _pools.popitem()[1].close()
 
 
-def _on_threads(call: Callable[[Group], Outcome[T]], places: Sequence[Place], timeout: float) -> list[T]:
+def _on_threads(call: Callable[[Group], Outcome[T]], invitations: Sequence[Invitation], timeout: float) -> list[T]:
     from rankwise.rank_threads import run_on_threads
 
-    outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in places]
+    outcomes = [Outcome[T](failure=f"no answer within {timeout:g} s") for _ in invitations]
     end = time.monotonic() + timeout + GRACE
-    for ending in run_on_threads(call, places, timeout + GRACE):
+    for ending in run_on_threads(call, invitations, timeout + GRACE):
         outcome = ending.value or failed(ending.exception())  # connecting may have failed
         if outcome.failure.endswith("KeyboardInterrupt\n") and time.monotonic() > end:  # it was interrupted then
             outcome = replace(outcome, failure=f"{outcomes[ending.rank].failure}:\n{outcome.failure}")

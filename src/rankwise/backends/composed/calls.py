@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rankwise.contract.errors import MismatchError, error_of
 from rankwise.contract.failure import AtRank, Failure, differences
 from rankwise.contract.failure_kinds import MISMATCH, TIMEOUT
-from rankwise.contract.operations import OPERATIONS, Call, Operation, fields_of, nothing, one_block
+from rankwise.contract.operations import OPERATIONS, Call, Operation, fields_of, no_elements, one_block
 from rankwise.contract.types import ITEMSIZE
 
 DESCRIPTION = 256  # the most bytes of a call's text that are sent to the other ranks
 
-SCATTER_ARRAY = Operation("scatter_array", "root", one_block, nothing, "reads", "scatter")
+SCATTER_ARRAY = Operation("scatter_array", "root", one_block, no_elements, "reads", "scatter")
 """The first step of a scatter whose array only the root knows."""
 
 _BYTES = {"count": "size", "counts": "sizes", "send_counts": "send_sizes", "recv_counts": "recv_sizes"}

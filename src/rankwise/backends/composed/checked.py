@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankwise.backends.composed.comparing import ComparingCommunicator
 from rankwise.contract.communicator import Communicator, bind, complete
-from rankwise.contract.message import Message, Taken
+from rankwise.contract.message import IncomingMessage, Message
 from rankwise.contract.operations import Call
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
@@ -34,24 +34,24 @@ class CheckedCommunicator(ComparingCommunicator):
     # ---- point-to-point ----
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_refusal()
+        self._check_usable()
         return self._inner.send(ptr, count, dtype, dest, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int = 0, keep: object = None) -> Work[None]:
-        self._check_refusal()
+        self._check_usable()
         return self._inner.recv(ptr, count, dtype, src, tag, keep)
 
     def probe(self, src: int, tag: int) -> Message | None:
-        self._check_refusal()
+        self._check_usable()
         return self._inner.probe(src, tag)
 
-    def take(self, src: int, tag: int) -> Taken | None:
-        self._check_refusal()
-        return self._inner.take(src, tag)
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
+        self._check_usable()
+        return self._inner.start_arrived(src, tag)
 
     def sync(self) -> None:
         self._drain()
-        self._check_refusal()
+        self._check_usable()
         self._inner.sync()
 
     # ---- collectives ----

@@ -16,17 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import reduce_local
+from rankwise._native import address, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import MOVES, payload
 from rankwise.backends.composed.comparing import ComparingCommunicator
-from rankwise.backends.composed.memory import address, sizes
 from rankwise.backends.composed.p2p import Channel
 from rankwise.contract import measuring
 from rankwise.contract.errors import RankwiseError, UnsupportedError
-from rankwise.contract.message import ANY, Message, Taken
-from rankwise.contract.operations import Call, check_count, check_rank, divided
+from rankwise.contract.message import ANY, IncomingMessage, Message
+from rankwise.contract.operations import Call, check_count, check_rank, divided, in_bytes
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import Work
 
@@ -89,9 +88,9 @@ class ComposedCommunicator(ComparingCommunicator):
         self._check_message(0, src, tag, ANY)
         return self._channel.probe(src, tag)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self._check_message(0, src, tag, ANY)
-        return self._channel.take(src, tag)
+        return self._channel.start_arrived(src, tag)
 
     def sync(self) -> None:
         self._drain()
@@ -106,14 +105,14 @@ class ComposedCommunicator(ComparingCommunicator):
             if tag < least:
                 raise ValueError(f"tag={tag}: expected 0 or more")
             raise UnsupportedError(f"tag={tag}", self.backend, f"it has tags below {self._most_tags}")
-        if self._refusal is not None:
-            raise self._refused()
+        if self._final_error is not None:
+            raise self._final_error_copy()
 
     def _message_failed(self, error: Exception, where: str) -> RankwiseError:
         """Fail the group because of an error in the message `where`; returns what every call raises from now on."""
-        if self._refusal is None:
+        if self._final_error is None:
             self._fail(error if isinstance(error, RankwiseError) else self._explain(error, where))
-        return self._refused()
+        return self._final_error_copy()
 
     # ---- algorithms ----
 
@@ -207,9 +206,9 @@ class ComposedCommunicator(ComparingCommunicator):
         share = np.empty(max(1, counts[self._rank] * ITEMSIZE[dtype]), np.uint8)
         self._reduce_scatter_v(ptr, address(share), counts, dtype, op)
         if root is None:
-            self._all_gather_v(address(share), ptr, sizes(counts, dtype))
+            self._all_gather_v(address(share), ptr, in_bytes(counts, dtype))
         else:
-            self._gather_v(address(share), ptr, sizes(counts, dtype), root)
+            self._gather_v(address(share), ptr, in_bytes(counts, dtype), root)
 
     def _reduce_gathered(self, root: int | None, ptr: int, count: int, dtype: DType, op: ReduceOp) -> None:
         n, size = self._world_size, count * ITEMSIZE[dtype]
@@ -234,7 +233,7 @@ class ComposedCommunicator(ComparingCommunicator):
         if min(counts) == max(counts):
             self._all_to_all(send, address(room), own_bytes)
         else:
-            self._all_to_all_v(send, address(room), sizes(counts, dtype), (own_bytes,) * n)
+            self._all_to_all_v(send, address(room), in_bytes(counts, dtype), (own_bytes,) * n)
         sources = [address(room) + rank * own_bytes for rank in range(n)]
         reduce_local(recv, sources, counts[self._rank], dtype, op, n)
 

@@ -7,7 +7,6 @@ blocking call waits for it first.
 from __future__ import annotations
 
 import copy
-import logging
 import threading
 import time
 from abc import abstractmethod
@@ -17,11 +16,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rankwise._native import HostStream, counted
+from rankwise._native import HostStream, address, counted
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import calls
 from rankwise.backends.composed.envelopes import Different, Envelopes, GatheredEnvelopes
-from rankwise.backends.composed.memory import address, gathered
+from rankwise.backends.composed.memory import gathered
 from rankwise.backends.composed.part_errors import to_pass_on
 from rankwise.contract import measuring
 from rankwise.contract.closing import CLOSE_TIMEOUT
@@ -31,8 +30,6 @@ from rankwise.contract.operations import ALL_TO_ALL_V, BARRIER, SPLIT, Call
 from rankwise.contract.work import Work
 
 T = TypeVar("T")
-
-log = logging.getLogger("rankwise")
 
 
 class ComparingCommunicator(OpenCommunicator):
@@ -46,7 +43,7 @@ class ComparingCommunicator(OpenCommunicator):
     engine_errors: tuple[type[Exception], ...] = ()
     """What the engine raises, other than rankwise's errors."""
 
-    settles_timeouts = True
+    waits_for_reports = True
     """Whether a rank that timed out waits until the others have said where they are."""
 
     def __init__(
@@ -73,7 +70,7 @@ class ComparingCommunicator(OpenCommunicator):
         self._inside = False
         """Whether it is in progress."""
         self._stream = HostStream.create()
-        self._refusal: RankwiseError | None = None
+        self._final_error: RankwiseError | None = None
         """What every call raises from now on."""
         self._envelopes: Envelopes | None = None
         super().__init__(rank, world_size)
@@ -100,8 +97,8 @@ class ComparingCommunicator(OpenCommunicator):
         if not self._call_lock._is_owned():  # type: ignore[attr-defined]
             self._stream.sync()
 
-    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
-        self._check_refusal()
+    def start_call(self, function: Callable[[], T], *, at_once: bool = True) -> Work[T]:
+        self._check_usable()
         return self._stream.submit(partial(self.call, function))
 
     def split(self, color: int, key: int = 0) -> OpenCommunicator | None:
@@ -111,11 +108,11 @@ class ComparingCommunicator(OpenCommunicator):
         self._fail(PeerLostError(f"rank {self._rank} {how}", rank=self._rank, how=how))
 
     def has_failed(self) -> bool:
-        return self._refusal is not None
+        return self._final_error is not None
 
     def become_part(self) -> None:
         super().become_part()
-        self.checks = self.settles_timeouts = False
+        self.checks = self.waits_for_reports = False
 
     def fail_as_part(self, failure: Failure) -> None:
         self._fail(PeerLostError(failure.message, rank=self._rank, how=to_pass_on(failure)))
@@ -134,8 +131,8 @@ class ComparingCommunicator(OpenCommunicator):
                 trouble = "another thread is in a call"
             else:
                 try:
-                    healthy = self._refusal is None
-                    self._refusal = ClosedError("this communicator was closed")
+                    healthy = self._final_error is None
+                    self._final_error = ClosedError("this communicator was closed")
                     self._release(max(0.0, end - time.monotonic()), healthy and not trouble)
                 finally:
                     self._call_lock.release()
@@ -149,7 +146,9 @@ class ComparingCommunicator(OpenCommunicator):
         self._call_lock = threading.RLock()
         self._stream = HostStream.create()
         self.closed = True
-        self._refusal = ClosedError("this communicator belongs to the process that opened it, not to its forked child")
+        self._final_error = ClosedError(
+            "this communicator belongs to the process that opened it, not to its forked child"
+        )
 
     # ---- what a backend provides ----
 
@@ -180,7 +179,7 @@ class ComparingCommunicator(OpenCommunicator):
     def _release(self, timeout: float, healthy: bool) -> None:
         """Release what the engine holds for this group. healthy: nothing has failed, and nothing is pending."""
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """The group has failed with this error: inform the other ranks, if the engine can.
 
         known_to_all: every rank detects the failure, and may still be doing so.
@@ -208,17 +207,17 @@ class ComparingCommunicator(OpenCommunicator):
     def _locked(self, call: Call, move: Callable[..., T], args: tuple[Any, ...]) -> T:
         with self._call_lock:
             try:
-                self._check_refusal()
+                self._check_usable()
                 self._sequence += 1
                 self._last_call, self._inside = call, True
                 return move(*args)
             except BaseException as error:
-                self._failing(error)
+                self._leave_call_by(error)
                 raise
             finally:
                 self._inside = False
 
-    def _failing(self, error: BaseException) -> None:
+    def _leave_call_by(self, error: BaseException) -> None:
         """A call that has begun is left by an exception, so the group fails. Raises what explains an engine's error."""
         if isinstance(error, self.engine_errors):
             failure = self._explain(error)
@@ -280,15 +279,15 @@ class ComparingCommunicator(OpenCommunicator):
         return self._part(sorted(set(wishes[:, 0])).index(color), members)
 
     def _fail(self, error: RankwiseError, *, known_to_all: bool = False) -> None:
-        if self._refusal is None:
-            self._refusal = error
-            self._failed(error, known_to_all=known_to_all)
+        if self._final_error is None:
+            self._final_error = error
+            self._announce_failure(error, known_to_all=known_to_all)
 
-    def _check_refusal(self) -> None:
-        if self._refusal is not None:
-            raise self._refused()
+    def _check_usable(self) -> None:
+        if self._final_error is not None:
+            raise self._final_error_copy()
 
-    def _refused(self) -> RankwiseError:
+    def _final_error_copy(self) -> RankwiseError:
         """The error that every call raises from now on, as a new object."""
-        assert self._refusal is not None
-        return copy.copy(self._refusal)
+        assert self._final_error is not None
+        return copy.copy(self._final_error)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import reduce_local
-from rankwise.backends.composed.memory import address, blocks
+from rankwise._native import address, reduce_local
+from rankwise.backends.composed.memory import blocks
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 
 DIGEST = 8  # bytes

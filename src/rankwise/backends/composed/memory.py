@@ -1,28 +1,23 @@
-"""Addresses of arrays, how elements and blocks are divided among ranks, and bytes that ranks exchange as they open."""
+"""Views of memory at addresses, and bytes that ranks exchange as they open."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from rankwise._native import address as address
+from rankwise._native import address
 from rankwise.contract.communicator import Communicator, complete
-from rankwise.contract.types import ITEMSIZE, DType
+from rankwise.contract.types import DType
 
 
 def blocks(ptr: int, count: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The memory of `count` blocks of `size` bytes as an array, one row per block, without a copy."""
     memory = memoryview((ctypes.c_uint8 * (count * size)).from_address(ptr)).cast("B")
     return np.frombuffer(memory, np.uint8).reshape(count, size)
-
-
-def sizes(counts: Sequence[int], dtype: DType) -> tuple[int, ...]:
-    item = ITEMSIZE[dtype]
-    return tuple(count * item for count in counts)
 
 
 # ---- how ranks exchange bytes of any length while they open a communicator ----

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankwise.contract.errors import CollectiveTimeout, RankwiseError
-from rankwise.contract.message import Message, Taken, late
+from rankwise.contract.message import IncomingMessage, Message, late
 from rankwise.contract.types import DType
 from rankwise.contract.work import COMPLETE, Work, ended, wait_until
 
@@ -35,7 +35,7 @@ class Channel(ABC):
     @abstractmethod
     def probe(self, src: int, tag: int) -> Message | None: ...
     @abstractmethod
-    def take(self, src: int, tag: int) -> Taken | None: ...
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None: ...
 
     def begun(self, work: Work[None]) -> None:
         self.pending[id(work)] = work
@@ -56,7 +56,7 @@ class Channel(ABC):
 class PendingMessage(Work[None]):
     """A message that its channel ends. Until a receive has been matched, its source and tag are as requested.
 
-    keep: what owns the memory, as long as the channel has not ended it.
+    source: of a send, its destination. keep: what owns the memory, as long as the channel has not ended it.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from rankwise.contract.errors import CollectiveTimeout, RankwiseError, error_of
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import ERROR, LOST
 
-ROOM = 227  # bytes of a reason that the core keeps
+REASON_BYTES = 227  # bytes of a reason that the core keeps
 
 
 def of_the_group(error: RankwiseError, ranks: Sequence[int], operation: str, sequence: int = -1) -> RankwiseError:

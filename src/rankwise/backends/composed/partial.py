@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from rankwise._native import convert_local, reduce_local
+from rankwise._native import narrow_local, reduce_local, widen_local
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 
 _NARROW = (DType.F16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
@@ -34,7 +34,7 @@ class Partial:
         if self.kind is self._dtype:
             ctypes.memmove(room, ptr, count * self.item)
         else:
-            convert_local(room, ptr, count, self._dtype, True)
+            widen_local(room, ptr, count, self._dtype)
 
     def merge(self, target: int, lower: int, upper: int, count: int) -> None:
         """Write lower op upper to target. Both are partial results, the lower ranks' first; target may be either."""
@@ -46,6 +46,6 @@ class Partial:
         if self._op is ReduceOp.MEAN:
             reduce_local(partial, [partial], count, self.kind, self._op, self._n)
         if self.kind is not self._dtype:
-            convert_local(target, partial, count, self._dtype, False)
+            narrow_local(target, partial, count, self._dtype)
         elif target != partial:
             ctypes.memmove(target, partial, count * self.item)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rankwise._native import TraceWriter, WrittenOperation, uncounted
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.communicator import Communicator, bind
-from rankwise.contract.message import ANY, Taken
+from rankwise.contract.message import ANY, IncomingMessage
 from rankwise.contract.operations import SPLIT, Call
 from rankwise.contract.types import DType
 from rankwise.contract.work import OuterWork, Work
@@ -148,13 +148,13 @@ class TracedCommunicator(Communicator):
         work = self._entered(entry, self._inner.recv, ptr, count, dtype, src, tag, keep)
         return _in_progress(work, entry, matches=ANY in (src, tag))
 
-    def take(self, src: int, tag: int) -> Taken | None:
-        taken = self._inner.take(src, tag)
-        if taken is None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
+        incoming = self._inner.start_arrived(src, tag)
+        if incoming is None:
             return None
-        message = taken.message
+        message = incoming.message
         entry = self._message("recv", message.count, message.dtype, message.source, message.tag)
-        return taken._replace(work=_in_progress(taken.work, entry))
+        return incoming._replace(work=_in_progress(incoming.work, entry))
 
     # ---- the rest of the contract ----
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import reduce_local
+from rankwise._native import address, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.calls import SCATTER_ARRAY
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address, gathered
+from rankwise.backends.composed.memory import gathered
 from rankwise.backends.gloo.direct_envelopes import DirectEnvelopes
 from rankwise.backends.gloo.group_store import GroupStore, Outcome, StoreIntegers, decide, explain, reason, record
 from rankwise.backends.gloo.meeting import Meeting, gather
@@ -108,8 +108,8 @@ class GlooCommunicator(ComposedCommunicator):
                 raise peers.failure from None
             what = f"init: the {world_size} ranks did not all connect"
             raise too_late(what, timeout, f": {reason(error)}", operation="init") from error
-        self._known = GroupStore(store, rank, list(map(ProcessIdentity.parse, texts)), timeout)
-        self._channel = Channel(self._transport, self._message_failed, self._known.has_left)
+        self._group_store = GroupStore(store, rank, list(map(ProcessIdentity.parse, texts)), timeout)
+        self._channel = Channel(self._transport, self._message_failed, self._group_store.has_left)
         bind(self, self._channel, "await_arrival", "left")
         super().__init__(rank, world_size, timeout, checks=checks)
 
@@ -118,9 +118,7 @@ class GlooCommunicator(ComposedCommunicator):
 
     def words(self, number: int) -> SharedIntegers:
         self._words += 1
-        return StoreIntegers(self._known, f"words {self._words}", number, self._message_failed)
-
-    # ---- point-to-point ----
+        return StoreIntegers(self._group_store, f"words {self._words}", number, self._message_failed)
 
     # ---- a scatter whose array only its source knows ----
 
@@ -187,14 +185,14 @@ class GlooCommunicator(ComposedCommunicator):
 
     def failed(self) -> dict[int, str]:
         try:
-            return self._known.lost()
+            return self._group_store.lost()
         except ConnectionError as error:
-            raise self._known.unreachable() from error
+            raise self._group_store.unreachable() from error
 
     def agree(self, flag: int) -> int:
         self._check_open()
         self._drain()
-        return decide(self._known, "agree", flag, self._timeout).flag
+        return decide(self._group_store, "agree", flag, self._timeout).flag
 
     def shrink(self, exclude: Sequence[int] = ()) -> GlooCommunicator:
         """The survivors connect anew. If one of them dies meanwhile, which only some may notice, all do it again."""
@@ -205,13 +203,13 @@ class GlooCommunicator(ComposedCommunicator):
         self._drain()
         tried: set[tuple[int, ...]] = set()
         while True:
-            outcome = decide(self._known, "shrink", -1, self._timeout, exclude)
+            outcome = decide(self._group_store, "shrink", -1, self._timeout, exclude)
             if outcome.present in tried:
                 what = f"shrink: ranks {list(outcome.present)}, of which none was lost, could not connect"
                 raise too_late(what, CONNECTING, operation="shrink")
             tried.add(outcome.present)
             part = self._connected(outcome)
-            if decide(self._known, "connected", int(part is not None), self._timeout).flag:
+            if decide(self._group_store, "connected", int(part is not None), self._timeout).flag:
                 assert part is not None  # each survivor is connected
                 part.former_ranks = outcome.present
                 part.timeout = self._timeout
@@ -266,14 +264,14 @@ class GlooCommunicator(ComposedCommunicator):
 
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         where = where or str(self._last_call)
-        limit, settles = self._transport.patience, self.settles_timeouts
-        return explain(self._known, error, where, self._sequence, limit, settles_timeouts=settles)
+        limit, waits = self._transport.patience, self.waits_for_reports
+        return explain(self._group_store, error, where, self._sequence, limit, waits_for_reports=waits)
 
     def explain_timeout(self, call: str, sequence: int) -> RankwiseError:
-        return explain(self._known, TimeoutError("it took too long"), call, sequence, self._timeout)
+        return explain(self._group_store, TimeoutError("it took too long"), call, sequence, self._timeout)
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
-        record(self._known, error)
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
+        record(self._group_store, error)
         self._channel.fail(error)
 
     def _release(self, timeout: float, healthy: bool) -> None:
@@ -283,11 +281,11 @@ class GlooCommunicator(ComposedCommunicator):
                 self._channel.flush(end)
         finally:
             with suppress(ConnectionError):  # the store's process has ended, and nobody asks it
-                self._known.leave()
+                self._group_store.leave()
             self._channel.close(max(0.0, end - time.monotonic()))
             self._transport.close()
             self._envelopes = None
             # The others, whose connections to this rank have ended now, ask the store whether it has left.
             if healthy and self._serves and self._rank == 0:
-                self._known.wait_for_leaving(end)
-            self._known.close()
+                self._group_store.wait_for_leaving(end)
+            self._group_store.close()

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise._native import reduce_local
+from rankwise._native import address, reduce_local
 from rankwise.backends import tuning
 from rankwise.backends.composed.envelopes import DIGEST, Different, Envelopes
-from rankwise.backends.composed.memory import address
 from rankwise.backends.gloo.transport import STANDING_TAG, Transport
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 

@@ -3,6 +3,9 @@ the survivors agree to go on; and why the group failed.
 
 All of this is in *logs* of the store, to which every rank appends. So a rank reads what all others have announced
 with one request, however many they are, and where several announce the same thing, all ranks take the first.
+
+A rank notices a death when a connection ends: by gloo's RuntimeError in a call, or in `Channel.disconnected`.
+`explain` asks the store who was lost, `record` announces the one reason, and all ranks raise it.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from typing import Any, TypeVar
 
 from rankwise._native import HostStream
 from rankwise.backends.composed import calls
-from rankwise.backends.composed.comparing import log
 from rankwise.contract.errors import CollectiveTimeout, MismatchError, PeerLostError, RankwiseError, error_of
 from rankwise.contract.failure import Failure
 from rankwise.contract.failure_kinds import LOST
+from rankwise.contract.logger import logger
 from rankwise.contract.ranks import ranks_in_words
 from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.work import Work
@@ -236,11 +239,11 @@ SILENT = ("Connection timed out", "No route to host")
 
 
 def explain(
-    store: GroupStore, error: Exception, where: str, sequence: int, limit: float, *, settles_timeouts: bool = True
+    store: GroupStore, error: Exception, where: str, sequence: int, limit: float, *, waits_for_reports: bool = True
 ) -> RankwiseError:
     """The recorded failure, if there is one, else the meaning of gloo's `error` in this rank's call `where`.
 
-    limit: the group's timeout in seconds. settles_timeouts: see ComparingCommunicator.
+    limit: the group's timeout in seconds. waits_for_reports: see ComparingCommunicator.
     """
     operation = where.partition("(")[0]
     silent = any(text in str(error) for text in SILENT)
@@ -248,7 +251,7 @@ def explain(
     own_state = {"call": where, "sequence": sequence, "timed_out": timed_out}
     try:
         store.announce("failure", store.rank, own_state)
-        states, lost = _reports(store, REPORTS if settles_timeouts or not timed_out else 0.0)
+        states, lost = _reports(store, REPORTS if waits_for_reports or not timed_out else 0.0)
         if REASON in states:
             return error_of(Failure.from_json(states[REASON]))
     except ConnectionError:  # the store's process is gone: rank 0's, unless torchrun serves the store
@@ -276,7 +279,7 @@ def record(store: GroupStore, error: RankwiseError) -> None:
         if REASON not in store.announced("failure"):
             store.announce("failure", REASON, error.failure.to_json())
     except ConnectionError:
-        log.debug("the store is gone, so the other ranks learn of the failure only when their connections end")
+        logger().debug("the store is gone, so the other ranks learn of the failure only when their connections end")
 
 
 def _reports(store: GroupStore, patience: float) -> tuple[dict[Any, Any], dict[int, str]]:

@@ -53,7 +53,7 @@ class Meeting:
         resolved; CollectiveTimeout after `timeout` s.
         """
         self._job, self._timeout, self._end = job, timeout, time.monotonic() + timeout
-        number, size = _place(job)
+        number, size = _local_numbers(job)
         self._leads = number == 0
         self._host = _host(job, number, size, timeout) if size > 1 else None
         try:
@@ -145,7 +145,7 @@ def gather(
     return unpacked(zlib.decompress(answer))
 
 
-def _place(job: Job) -> tuple[int, int]:
+def _local_numbers(job: Job) -> tuple[int, int]:
     """This rank's number among the ranks that meet within its host, and how many these are; (0, 1) if unknown."""
     if job.one_host:
         return job.rank, job.world_size
@@ -167,7 +167,7 @@ def _host(job: Job, number: int, size: int, timeout: float) -> EngineCommunicato
     name = f"{job.id or job.launcher} gloo {segment} {'' if job.node is None else job.node}"
     meeting = replace(job, rank=number, world_size=size, segment_fd=None, id=name)
     try:
-        comm = rendezvous.meet(meeting, timeout).join(number, timeout + HOST_GRACE, True)
+        comm = rendezvous.meet(meeting, timeout).join(number, timeout + HOST_GRACE, process=True)
     except RankwiseError as error:
         _fail(error, job, range(size) if size == job.world_size else ())
     return EngineCommunicator(comm, "shm")
@@ -196,7 +196,7 @@ def _master_store(job: Job, master: tuple[str, int], timeout: float, *, leads: b
     with _lock:
         if master not in _stores:
             now = partial(_reached, master, timeout, serves, job.listener)
-            _stores[master] = OnFirstUse(now if serves or leads else partial(_known, master, timeout))
+            _stores[master] = OnFirstUse(now if serves or leads else partial(_connect_to, master, timeout))
         _openings[master] += 1
         connection, number = _stores[master], _openings[master]
     store = TorchStore(connection).under(f"{job.id} {number}")
@@ -214,14 +214,14 @@ def _reached(master: tuple[str, int], timeout: float, serves: bool, listener: so
             limit = timedelta(seconds=timeout)
             fd = None if listener is None else listener.detach()
             return TCPStore(*master, None, True, limit, wait_for_workers=False, multi_tenant=True, master_listen_fd=fd)
-        return _known(master, timeout, started=False)
+        return _connect_to(master, timeout, started=False)
     except (ConnectionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         where = f"{master[0]}:{master[1]}, which MASTER_ADDR and MASTER_PORT name"
         raise ranks_late(timeout)([0], f"its store at {where}, could not be reached: {reason}") from error
 
 
-def _known(address: tuple[str, int], timeout: float, *, started: bool = True) -> TCPStore:
+def _connect_to(address: tuple[str, int], timeout: float, *, started: bool = True) -> TCPStore:
     """A connection to the store. If it has started: ConnectionError once its process has ended.
 
     Where no process listens, a plain connection fails at once, while torch's client would try until its timeout, and
@@ -255,7 +255,7 @@ def _host_store(host: EngineCommunicator | None, timeout: float) -> TorchStore:
     limit = timedelta(seconds=timeout)
     if host.rank:
         port = int(broadcast_bytes(host, b""))
-        return TorchStore(OnFirstUse(partial(_known, ("127.0.0.1", port), timeout)))
+        return TorchStore(OnFirstUse(partial(_connect_to, ("127.0.0.1", port), timeout)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         served = TCPStore(

@@ -23,15 +23,14 @@ from weakref import ref
 
 import numpy as np
 
-from rankwise._native import HostStream
+from rankwise._native import HostStream, address
 from rankwise.backends import tuning
 from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.matching import Matching, mismatch
-from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.gloo.transport import Transport
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.message import ANY, Message, Taken
+from rankwise.contract.message import ANY, IncomingMessage, Message
 from rankwise.contract.types import ITEMSIZE, DType
 from rankwise.contract.work import COMPLETE, Work
 
@@ -87,7 +86,7 @@ class Channel(composed.Channel):
         self.transport = transport
         self._has_left = has_left
         self._rank = transport.rank
-        self._lock = threading.RLock()  # `take` calls `recv`
+        self._lock = threading.RLock()  # `start_arrived` calls `recv`
         self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
         self._matching: Matching[PendingMessage, Envelope] = Matching()
         self._outgoing = HostStream.create()  # releases each envelope once it has been sent
@@ -168,7 +167,7 @@ class Channel(composed.Channel):
             message = self._matching.find(src, tag)
         return None if message is None else Message(message.source, message.tag, message.count, message.dtype)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self.listen(src)
         with self._lock:
             message = self._matching.find(src, tag)
@@ -176,7 +175,7 @@ class Channel(composed.Channel):
                 return None
             memory = np.empty(message.count * ITEMSIZE[message.dtype], np.uint8)
             receive = self.recv(address(memory), message.count, message.dtype, message.source, message.tag, memory)
-        return Taken(message.source, message.tag, message.dtype, memory, receive)
+        return IncomingMessage(message.source, message.tag, message.dtype, memory, receive)
 
     def await_arrival(self, seconds: float) -> None:
         with self._arrived:

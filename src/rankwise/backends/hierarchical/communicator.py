@@ -29,18 +29,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise import _native
-from rankwise._native import HostStream
+from rankwise._native import HostStream, address
 from rankwise.backends import registry, tuning
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address, all_gather_bytes, broadcast_bytes
+from rankwise.backends.composed.memory import all_gather_bytes, broadcast_bytes
 from rankwise.backends.composed.part_errors import latest, of_the_group
 from rankwise.backends.composed.partial import Partial, carried_as
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.hierarchical import one_lane
 from rankwise.backends.hierarchical.hosts import Layout, locality_mark, log_neighbour, moves
+from rankwise.backends.hierarchical.inner_group import InnerGroup, InnerIntegers, NoInnerGroup
 from rankwise.backends.hierarchical.p2p import Channel
-from rankwise.backends.hierarchical.inner_group import NoPart, Part, PartIntegers
 from rankwise.backends.native import shm
 from rankwise.backends.native.communicator import join
 from rankwise.contract.communicator import Collectives, bind
@@ -150,11 +150,11 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._kept: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         for part in self._parts():
             part.become_part()
-        self._within = Part(local, self._members, self._explained)
-        self._across = Part(flat, range(flat.world_size), self._explained)
-        self._own_lane: Collectives = NoPart()
+        self._within = InnerGroup(local, self._members, self._explained)
+        self._across = InnerGroup(flat, range(flat.world_size), self._explained)
+        self._own_lane: Collectives = NoInnerGroup()
         if lane is not None:
-            self._own_lane = Part(lane, [members[self._number] for members in layout.members], self._explained)
+            self._own_lane = InnerGroup(lane, [members[self._number] for members in layout.members], self._explained)
         self.any_source = local.any_source and flat.any_source
         bind(self, local, "allocate", "allocating")
         self._channel = Channel(self._within, self._across, layout, self._message_failed)
@@ -166,7 +166,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def words(self, number: int) -> SharedIntegers | None:
         words = self._across.do("words", self._flat.words, number)
-        return None if words is None else PartIntegers(self._across, words)
+        return None if words is None else InnerIntegers(self._across, words)
 
     # ---- point-to-point ----
 
@@ -176,7 +176,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def sync(self) -> None:
         self._drain()
-        self._check_refusal()
+        self._check_usable()
         self._channel.sync()
 
     # ---- moves ----
@@ -330,7 +330,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         kind = carried_as(dtype, op)
         if kind is not dtype:
             wide = self._memory("wide", count * ITEMSIZE[kind])
-            _native.convert_local(wide, ptr, count, dtype, True)
+            _native.widen_local(wide, ptr, count, dtype)
             ptr = wide
         reduced = self._memory(f"reduced {slot}", shares[self._number] * ITEMSIZE[kind])
         self._within.reduce_scatter_v(ptr, reduced, shares, kind, ReduceOp.SUM if op is ReduceOp.MEAN else op)
@@ -352,7 +352,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
             piece, [incoming + host * own_piece * size for host in range(hosts)], own_piece, kind, op, self._world_size
         )
         if kind is not dtype:
-            _native.convert_local(incoming, piece, own_piece, dtype, False)
+            _native.narrow_local(incoming, piece, own_piece, dtype)
             return incoming
         return piece
 
@@ -408,9 +408,9 @@ class HierarchicalCommunicator(ComposedCommunicator):
 
     def _between(self, carried: int) -> Collectives:
         """This rank's lane, which carries `carried`. The first lane takes part even if that is 0."""
-        return self._own_lane if carried or self._number == 0 else NoPart()
+        return self._own_lane if carried or self._number == 0 else NoInnerGroup()
 
-    def _explained(self, error: RankwiseError, part: Part, message: str) -> RankwiseError:
+    def _explained(self, error: RankwiseError, part: InnerGroup, message: str) -> RankwiseError:
         """The group's error for an error of one of its parts: in this rank's collective, or in this other operation.
 
         An error in another operation fails the group if it has failed the part.
@@ -485,7 +485,7 @@ class HierarchicalCommunicator(ComposedCommunicator):
         self._flat.split(-1)
         self._local.split(-1)
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Wake this host's members, and the hosts that this rank is connected to, if they are waiting."""
         self._channel.fail(error)
         if known_to_all:

@@ -9,11 +9,11 @@ blob.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from rankwise.contract.logger import logger
 from rankwise.system import locality
 
 
@@ -98,7 +98,7 @@ def log_neighbour(marks: Sequence[bytes], rank: int) -> None:
     for other in range(rank):
         part = locality.difference(json.loads(marks[other])[0], json.loads(marks[rank])[0])
         if part not in (None, "host"):
-            logging.getLogger("rankwise").warning(
+            logger().warning(
                 "rank %d runs on the host of rank %d but cannot share memory with it, because the %s differs; "
                 "to share memory, %s",
                 rank, other, part, locality.REMEDIES[part],

@@ -16,7 +16,7 @@ from rankwise.contract.work import OuterWork, Work
 T = TypeVar("T")
 
 
-class Part(Collectives):
+class InnerGroup(Collectives):
     """The collectives of a part, which are complete when they return, and its other operations.
 
     comm: the part's communicator. ranks: its ranks, numbered in the group.
@@ -26,7 +26,7 @@ class Part(Collectives):
         self,
         comm: OpenCommunicator,
         ranks: Sequence[int],
-        explain: Callable[[RankwiseError, Part, str], RankwiseError],
+        explain: Callable[[RankwiseError, InnerGroup, str], RankwiseError],
     ) -> None:
         """explain: makes the group's error from the part's error in an operation, which is "" for a collective."""
         self.comm, self.ranks = comm, ranks
@@ -47,17 +47,17 @@ class Part(Collectives):
         return OuterWork(partial(self.do, operation, work.wait), work, ranks=self.ranks)
 
 
-class NoPart(Collectives):
+class NoInnerGroup(Collectives):
     """Takes the place of a part to which this rank does not belong."""
 
     def run(self, call: Call) -> None:
         """Nothing to do: the part's own ranks make the call."""
 
 
-class PartIntegers(SharedIntegers):
+class InnerIntegers(SharedIntegers):
     """Integers that a part shares."""
 
-    def __init__(self, part: Part, words: SharedIntegers) -> None:
+    def __init__(self, part: InnerGroup, words: SharedIntegers) -> None:
         self._part, self._words = part, words
 
     def add(self, index: int, n: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwise.backends.composed.memory import address, blocks
+from rankwise._native import address
+from rankwise.backends.composed.memory import blocks
 from rankwise.backends.hierarchical.hosts import Layout
 from rankwise.contract.communicator import Collectives
 from rankwise.contract.types import DType

@@ -19,9 +19,9 @@ from rankwise._native import HostStream
 from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.p2p import PendingMessage
 from rankwise.backends.hierarchical.hosts import Layout
-from rankwise.backends.hierarchical.inner_group import Part
+from rankwise.backends.hierarchical.inner_group import InnerGroup
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.message import ANY, Message, Taken, matches, overlap
+from rankwise.contract.message import ANY, IncomingMessage, Message, matches, overlap
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 
@@ -33,8 +33,8 @@ class Channel(composed.Channel):
 
     def __init__(
         self,
-        local: Part,
-        flat: Part,
+        local: InnerGroup,
+        flat: InnerGroup,
         layout: Layout,
         failed: Callable[[Exception, str], RankwiseError],
     ) -> None:
@@ -76,17 +76,17 @@ class Channel(composed.Channel):
                 if message is None or self._taker(message) is None:
                     return message
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self.progress()
         with self._lock:
             message = self._find("recv", src, tag)
             if message is None or self._taker(message) is not None:
                 return None
             part, number = self._way(message.source)
-            taken = part.do("recv", part.comm.take, number, message.tag)
-            if taken is None:
+            incoming = part.do("recv", part.comm.start_arrived, number, message.tag)
+            if incoming is None:
                 return None
-            return taken._replace(source=message.source, work=part.message("recv", taken.work))
+            return incoming._replace(source=message.source, work=part.message("recv", incoming.work))
 
     def sync(self) -> None:
         super().sync()
@@ -137,7 +137,7 @@ class Channel(composed.Channel):
             (message for part in parts if (message := self._probe(part, operation, ANY, tag)) is not None), None
         )
 
-    def _probe(self, part: Part, operation: str, src: int, tag: int) -> Message | None:
+    def _probe(self, part: InnerGroup, operation: str, src: int, tag: int) -> Message | None:
         """The message that `part` finds, with its sender's number in the group."""
         message = part.do(operation, part.comm.probe, src, tag)
         return None if message is None else replace(message, source=part.ranks[message.source])
@@ -145,10 +145,10 @@ class Channel(composed.Channel):
     def _taker(self, message: Message) -> PendingMessage | None:
         return next((receive for receive in self._deferred if matches(message, receive.source, receive.tag)), None)
 
-    def _start(self, part: Part, operation: str, *args: Any) -> Work[None]:
+    def _start(self, part: InnerGroup, operation: str, *args: Any) -> Work[None]:
         return part.message(operation, part.do(operation, getattr(part.comm, operation), *args))
 
-    def _way(self, peer: int) -> tuple[Part, int]:
+    def _way(self, peer: int) -> tuple[InnerGroup, int]:
         """The part for messages between this rank and another, and the other's number in it."""
         if self._layout.host[peer] == self._host:
             return self._local, self._layout.local(peer)

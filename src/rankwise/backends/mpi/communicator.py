@@ -121,8 +121,8 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             return self._recoveries, self._recovering
         return (self._sequence, str(self._last_call)) if self._inside and not self._returned else None
 
-    def give_up(self) -> bool:
-        return self._tolerance is not None and not self._recovering and self._tolerance.give_up()
+    def end_call(self) -> bool:
+        return self._tolerance is not None and not self._recovering and self._tolerance.end_call()
 
     def _timeout_set(self, timeout: float) -> None:
         self._channel.timeout = timeout
@@ -139,7 +139,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
         elif seconds > SPIN:  # no sleep, as MPI makes progress only when it is called
             os.sched_yield()
 
-    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+    def start_call(self, function: Callable[[], T], *, at_once: bool = True) -> Work[T]:
         if self._transport.concurrent:
             return super().start_call(function)
         return Communicator.start_call(self, function)
@@ -286,8 +286,8 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             why = f"this job of {library(self._mpi)} does not report lost ranks"
             remedy = "start it with Open MPI's mpiexec --with-ft ulfm, or use the backend gloo"
             raise UnsupportedError(operation, "mpi", why, remedy)
-        if isinstance(self._refusal, ClosedError):
-            raise self._refused()
+        if isinstance(self._final_error, ClosedError):
+            raise self._final_error_copy()
         return self._tolerance
 
     def _recover(self, operation: str, call: Callable[[], T]) -> T:
@@ -336,7 +336,7 @@ class MpiCommunicator(ComposedCommunicator, Watched):
             return MismatchError(message, calls={self._rank: where}, sequence=self._sequence)
         return RankwiseError(f"MPI failed in {where}: {text}")
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
         if self._tolerance is None:
             WATCHDOG.note_failure(str(error))
         elif not known_to_all:

@@ -137,7 +137,7 @@ class FaultTolerance:
         self._along: list[MPI.Intracomm] = []
         self._reported: set[int] = set()  # the ranks that are lost according to the others' notices
         self.overdue = False
-        """Whether a call took longer than the timeout, so that `give_up` has ended it."""
+        """Whether a call took longer than the timeout, so that `end_call` has ended it."""
 
     def part(self, comm: MPI.Intracomm) -> FaultTolerance:
         """The FaultTolerance of a communicator that `make` has just made."""
@@ -194,7 +194,7 @@ class FaultTolerance:
                 comm = self.make(self._comm.Shrink)
                 return comm, tuple(comm.Get_group().Translate_ranks(None, self._comm.Get_group()))
 
-    def give_up(self) -> bool:
+    def end_call(self) -> bool:
         """End this rank's present call, which has taken longer than the timeout. False if that was tried before."""
         if self.overdue:
             return False

@@ -12,7 +12,7 @@ from rankwise.backends.composed import p2p as composed
 from rankwise.backends.composed.matching import mismatch
 from rankwise.backends.mpi.transport import TAGS_PER_TAG, Transport
 from rankwise.contract.errors import RankwiseError
-from rankwise.contract.message import ANY, Message, Taken, late
+from rankwise.contract.message import ANY, IncomingMessage, Message, late
 from rankwise.contract.types import DTYPE_NAMES, ITEMSIZE, DType
 from rankwise.contract.work import Work
 
@@ -78,14 +78,14 @@ class Channel(composed.Channel):
             status = self._find(src, tag)
         return None if status is None else self.message(status)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         taken = self._call(lambda: self._take(src, tag), "recv", src, tag)
         if taken is None:
             return None
         message, memory, pending = taken
         request = Request(self, "recv", pending, None, message.source, message.tag, memory)
         request.done()
-        return Taken(message.source, message.tag, message.dtype, memory, request)
+        return IncomingMessage(message.source, message.tag, message.dtype, memory, request)
 
     def close(self) -> None:
         """The communicator will be freed: no call of another thread goes on to use it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankwise.backends.composed.memory import address
+from rankwise._native import address
 from rankwise.backends.composed.partial import Partial
 from rankwise.backends.mpi.transport import MpiPeers
 

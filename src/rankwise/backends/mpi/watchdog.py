@@ -14,8 +14,8 @@ from abc import abstractmethod
 from types import TracebackType
 
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.composed.comparing import log
 from rankwise.backends.mpi.fault_tolerance import REPORTS, Notices
+from rankwise.contract.logger import logger
 
 
 class Watched(OpenCommunicator):
@@ -27,7 +27,7 @@ class Watched(OpenCommunicator):
         """The number of the call that this rank is in, and the call as text, or None."""
 
     @abstractmethod
-    def give_up(self) -> bool:
+    def end_call(self) -> bool:
         """End the present call with an error. Returns False if that is impossible."""
 
 
@@ -84,11 +84,11 @@ class Watchdog:
         if sequence != present_call[0]:
             self._since[comm] = (present_call[0], now)
         elif now - since > comm.timeout:
-            if comm.give_up():
+            if comm.end_call():
                 self._since[comm] = (sequence, now)
                 return
             where = f"{present_call[1]} #{sequence}"
-            log.critical(
+            logger().critical(
                 "rank %d of %d has waited longer than %g s for other ranks in %s; MPI cannot cancel a call, so the "
                 "%s is ended; the stacks of this rank:", comm.rank, comm.world_size, comm.timeout, where,
                 "job" if self.notices is None else "rank",
@@ -109,7 +109,7 @@ class Watchdog:
         # If all ranks are at their end, none waits for this one, which can then end with its own exit status.
         together = self.notices is not None and self.notices.all_end(REPORTS)
         if self._why and not together:
-            log.critical("the %s is ended: %s", "job" if self.notices is None else "rank", self._why)
+            logger().critical("the %s is ended: %s", "job" if self.notices is None else "rank", self._why)
             self._end()
         if self.notices is not None:
             self.notices.finalize()

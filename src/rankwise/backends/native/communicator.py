@@ -11,10 +11,10 @@ import numpy as np
 
 from rankwise import _native
 from rankwise.backends.closing import OpenCommunicator
-from rankwise.backends.composed.part_errors import ROOM, to_pass_on
+from rankwise.backends.composed.part_errors import REASON_BYTES, to_pass_on
 from rankwise.contract.closing import CLOSE_TIMEOUT
 from rankwise.contract.failure import Failure
-from rankwise.contract.message import Arrival, Message, Receives, Taken
+from rankwise.contract.message import Arrival, IncomingMessage, Message, Receives
 from rankwise.contract.operations import BARRIER, Call, Operation
 from rankwise.contract.shortcuts import Shortcuts
 from rankwise.contract.stream_sync import StreamSyncOps
@@ -122,11 +122,11 @@ class EngineCommunicator(OpenCommunicator):
 
     @property
     def handle(self) -> int:
-        return self._lent.address
+        return self._exposed.address
 
     @once
-    def _lent(self) -> _native.Handle:
-        return self._comm.lend()
+    def _exposed(self) -> _native.Handle:
+        return self._comm.expose()
 
     @property
     def timeout(self) -> float:
@@ -150,7 +150,7 @@ class EngineCommunicator(OpenCommunicator):
         start: Callable[..., Work[Any]] = getattr(self._comm, f"start_{_engine_name(call.operation)}")
         return start(*_arguments(call), keep=keep, result=result)
 
-    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+    def start_call(self, function: Callable[[], T], *, at_once: bool = True) -> Work[T]:
         return self._comm.start_call(function, at_once)
 
     def send(self, ptr: int, count: int, dtype: DType, dest: int, tag: int = 0, keep: object = None) -> Work[None]:
@@ -162,13 +162,13 @@ class EngineCommunicator(OpenCommunicator):
     def probe(self, src: int, tag: int) -> Message | None:
         return self._receives.probe(src, tag, 0.0)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         while (message := self.probe(src, tag)) is not None:
             memory = np.empty(message.count * message.dtype.itemsize, np.uint8)
             at = _native.address(memory)
             work = self._comm.recv_probed(at, message.count, message.dtype, message.source, message.tag, memory)
             if work is not None:  # no other receive has matched the message meanwhile
-                return Taken(message.source, message.tag, message.dtype, memory, work)
+                return IncomingMessage(message.source, message.tag, message.dtype, memory, work)
         return None
 
     def left(self) -> Collection[int]:
@@ -210,7 +210,7 @@ class EngineCommunicator(OpenCommunicator):
         self._comm.abort(how)
 
     def fail_as_part(self, failure: Failure) -> None:
-        self.fail(to_pass_on(failure, ROOM))
+        self.fail(to_pass_on(failure, REASON_BYTES))
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         if self.closed or self._forked:
@@ -265,14 +265,14 @@ def join(
     comm = segment.join(
         rank,
         timeout,
-        process,
-        [*forced.items()],
-        settings.oversubscribed,
-        settings.direct,
-        backend,
-        restart,
-        part,
-        thresholds,
+        process=process,
+        algorithms=[*forced.items()],
+        oversubscribed=settings.oversubscribed,
+        single_copy=settings.direct,
+        backend=backend,
+        restart=restart,
+        part=part,
+        tuning=thresholds,
         unexpected_bytes=settings.unexpected_bytes,
     )
     return EngineCommunicator(comm, backend)

@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rankwise._native import address
 from rankwise.backends import registry
 from rankwise.backends.closing import OpenCommunicator
 from rankwise.backends.composed import counting
 from rankwise.backends.composed.communicator import ComposedCommunicator
-from rankwise.backends.composed.memory import address
 from rankwise.backends.composed.survivors import shrunk
 from rankwise.backends.nccl.streams import CudaFailed, CudaStreams, Mark
 from rankwise.contract.communicator import Communicator, bind, complete, run_keeping
@@ -40,7 +40,7 @@ from rankwise.contract.errors import (
     too_late,
 )
 from rankwise.contract.job import Job
-from rankwise.contract.message import Taken
+from rankwise.contract.message import IncomingMessage
 from rankwise.contract.operations import Call
 from rankwise.contract.types import ITEMSIZE, DType, ReduceOp
 from rankwise.contract.work import OuterWork, Work, ended
@@ -181,7 +181,7 @@ class NcclCommunicator(ComposedCommunicator):
             self._cuda.sync_comm_stream()
             return function()
 
-    def start_call(self, function: Callable[[], T], at_once: bool = True) -> Work[T]:
+    def start_call(self, function: Callable[[], T], *, at_once: bool = True) -> Work[T]:
         """Call it now, after the device has reached the end of the stream."""
         return Communicator.start_call(self, function)
 
@@ -207,11 +207,11 @@ class NcclCommunicator(ComposedCommunicator):
 
     def _check_failure(self) -> None:
         """Raise the error if something has failed."""
-        self._check_refusal()
+        self._check_usable()
         status = self._nccl.comm_get_async_error(self._comm)
         if int(status) not in (0, _IN_PROGRESS):
             self._fail(self._async_error(int(status)))
-            raise self._refused()
+            raise self._final_error_copy()
 
     def _check_peers(self) -> None:
         if not self._side.any_source:
@@ -247,10 +247,10 @@ class NcclCommunicator(ComposedCommunicator):
             ptr, keep = address(data), data
         return self._message(self._side.recv(ptr, count, dtype, src, tag, keep), finish)
 
-    def take(self, src: int, tag: int) -> Taken | None:
+    def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self._check_failure()
-        taken = self._side.take(src, tag)
-        return None if taken is None else taken._replace(work=self._message(taken.work))
+        incoming = self._side.start_arrived(src, tag)
+        return None if incoming is None else incoming._replace(work=self._message(incoming.work))
 
     def _message(self, work: Work[None], finish: Callable[[], None] | None = None) -> Work[None]:
         """A message that goes through the host. finish: copies what it received to the device."""
@@ -292,24 +292,24 @@ class NcclCommunicator(ComposedCommunicator):
     def _all_gather_v(self, send: int, recv: int, sizes: Sequence[int]) -> None:
         """A broadcast from each rank, all in one NCCL group."""
 
-        def launch(given: int, taken: int, *stream: Any) -> None:
+        def launch(given: int, incoming: int, *stream: Any) -> None:
             with self._nccl_group():
                 for rank, size in enumerate(sizes):
                     if size:
-                        self._nccl.broadcast(given, taken, size, _BYTE, rank, *stream)
-                    taken += size
+                        self._nccl.broadcast(given, incoming, size, _BYTE, rank, *stream)
+                    incoming += size
 
         self._on_device(send, sizes[self._rank], recv, sum(sizes), launch)
 
     def _all_to_all_v(self, send: int, recv: int, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> None:
-        def launch(given: int, taken: int, *stream: Any) -> None:
+        def launch(given: int, incoming: int, *stream: Any) -> None:
             with self._nccl_group():
                 for rank, (out, into) in enumerate(zip(send_sizes, recv_sizes, strict=True)):
                     if out:
                         self._nccl.send(given, out, _BYTE, rank, *stream)
                     if into:
-                        self._nccl.recv(taken, into, _BYTE, rank, *stream)
-                    given, taken = given + out, taken + into
+                        self._nccl.recv(incoming, into, _BYTE, rank, *stream)
+                    given, incoming = given + out, incoming + into
 
         self._on_device(send, sum(send_sizes), recv, sum(recv_sizes), launch)
 
@@ -320,7 +320,7 @@ class NcclCommunicator(ComposedCommunicator):
         if self._reduces(dtype, op):
             self._on_device(ptr, size, ptr, size, self._nccl.all_reduce, count, DTYPES[dtype], OPS[op])
         else:
-            self._on_host(ptr, size, ptr, size, lambda _, taken: composed(taken, count, dtype, op))
+            self._on_host(ptr, size, ptr, size, lambda _, incoming: composed(incoming, count, dtype, op))
 
     def _reduce(self, ptr: int, count: int, dtype: DType, op: ReduceOp, root: int) -> None:
         """An all_reduce, so that the result has the same bits; the other ranks' buffers are unchanged."""
@@ -345,18 +345,18 @@ class NcclCommunicator(ComposedCommunicator):
         """A reduce to each rank, all in one NCCL group."""
         item = ITEMSIZE[dtype]
 
-        def launch(given: int, taken: int, *stream: Any) -> None:
+        def launch(given: int, incoming: int, *stream: Any) -> None:
             with self._nccl_group():
                 for rank, count in enumerate(counts):
                     if count:
-                        self._nccl.reduce(given, taken, count, DTYPES[dtype], OPS[op], rank, *stream)
+                        self._nccl.reduce(given, incoming, count, DTYPES[dtype], OPS[op], rank, *stream)
                     given += count * item
 
         places, composed = (send, sum(counts) * item, recv, counts[self._rank] * item), super()._reduce_scatter_v
         if self._reduces(dtype, op):
             self._on_device(*places, launch)
         else:
-            self._on_host(*places, lambda given, taken: composed(given, taken, counts, dtype, op))
+            self._on_host(*places, lambda given, incoming: composed(given, incoming, counts, dtype, op))
 
     def _reduces(self, dtype: DType, op: ReduceOp) -> bool:
         """Whether NCCL has this reduction on this GPU: of fp8 no mean, and nothing before compute capability 9."""
@@ -377,14 +377,14 @@ class NcclCommunicator(ComposedCommunicator):
             return
         from_host = send_size > 0 and not self._cuda.on_device(send)
         to_host = recv_size > 0 and not self._cuda.on_device(recv)
-        given, taken = self._cuda.scratch("in", send_size) if from_host else send, recv
+        given, incoming = self._cuda.scratch("in", send_size) if from_host else send, recv
         if to_host:
-            taken = given if from_host and recv == send else self._cuda.scratch("out", recv_size)
+            incoming = given if from_host and recv == send else self._cuda.scratch("out", recv_size)
         if from_host:
             self._cuda.copy(given, send, send_size)
-        launch(given, taken, *args, self._comm, self._cuda.stream)
+        launch(given, incoming, *args, self._comm, self._cuda.stream)
         if to_host:
-            self._cuda.copy(recv, taken, recv_size)
+            self._cuda.copy(recv, incoming, recv_size)
         if from_host or to_host:
             self._cuda.sync_comm_stream()
 
@@ -394,9 +394,9 @@ class NcclCommunicator(ComposedCommunicator):
             body(send, recv)
             return
         given = self._fetched(send, send_size)
-        taken = given if recv == send else np.empty(max(1, recv_size), np.uint8)
-        body(address(given), address(taken))
-        self._cuda.copy_now(recv, address(taken), recv_size)
+        incoming = given if recv == send else np.empty(max(1, recv_size), np.uint8)
+        body(address(given), address(incoming))
+        self._cuda.copy_now(recv, address(incoming), recv_size)
 
     def _fetched(self, ptr: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         data = np.empty(max(1, size), np.uint8)
@@ -424,7 +424,7 @@ class NcclCommunicator(ComposedCommunicator):
         ncclCommShrink would save some of that, but it must be called with the same lost ranks everywhere, takes as
         long, and is not in every NCCL.
         """
-        if self._refusal is not None:
+        if self._final_error is not None:
             self._abort_comm()  # its kernels may wait for a lost rank
         for (side,), former in shrunk([self._side], [exclude]):
             try:
@@ -446,7 +446,7 @@ class NcclCommunicator(ComposedCommunicator):
     def _explain(self, error: Exception, where: str = "") -> RankwiseError:
         return RankwiseError(f"{self._last_call} #{self._sequence}: {error}")
 
-    def _failed(self, error: RankwiseError, *, known_to_all: bool) -> None:
+    def _announce_failure(self, error: RankwiseError, *, known_to_all: bool) -> None:
         """Abort: the kernels that wait for other ranks end, and `side` informs the other ranks."""
         self._abort_comm()
         if known_to_all:

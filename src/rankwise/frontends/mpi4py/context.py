@@ -9,7 +9,7 @@ from typing import Any
 from rankwise import Group
 from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
-from rankwise.contract.shortcuts import nothing
+from rankwise.contract.shortcuts import not_available
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
@@ -44,7 +44,7 @@ class Context:
         self.collectives = complete(self.comm)
         self.shortcuts = shortcuts = self.comm.shortcuts
         self.calls = Functions(partial(getattr, shortcuts))
-        self.starts = Functions(lambda name: partial(getattr(shortcuts, f"start_{name}", nothing), group))
+        self.starts = Functions(lambda name: partial(getattr(shortcuts, f"start_{name}", not_available), group))
         self.barrier = self.shortcuts.barrier_without_sync or self.comm.barrier_without_sync
         group.trusting = CODEC
         GROUPS.add(group)

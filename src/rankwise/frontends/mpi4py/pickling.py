@@ -65,5 +65,5 @@ def unwrap(obj: Any) -> Any:
     return PICKLE.loads(obj) if PICKLE.replaced else obj
 
 
-CODEC = Codec(lambda obj: pieces(*pickled(obj)), True)
+CODEC = Codec(lambda obj: pieces(*pickled(obj)), trusted=True)
 """Any object is pickled, and loaded, as in MPI."""
