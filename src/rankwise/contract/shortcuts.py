@@ -41,8 +41,8 @@ class Shortcuts:
     where a method returns a Work or what came, NotImplemented where None may be the result, and else False.
 
     The end of a name says what the method takes or returns:
-    _array: all arrays are given; it returns whether it was done. _v_array: likewise, with counts of elements.
-    _parts_array: likewise; the parts of a flat array are not compared by shape.
+    _array: all arrays are given; it returns whether it was done, or a Work. _v_array: likewise, with element counts.
+    _parts_array: likewise; one of the arrays is flat and has a part for each rank, and shapes are not compared.
     _result: it returns the result, in a new array if none is given. _number: likewise for a number of Python's.
     _rows: likewise for rows along axis 0, whose number only this rank knows.
     _blocks: memory at addresses, with sizes in bytes.

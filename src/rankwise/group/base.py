@@ -38,6 +38,9 @@ class GroupBase:
     arrays that are not contiguous and unpacking results, because earlier and later work on the stream may
     write or read the caller's memory. `_call` makes one call of the communicator; `_run` runs a function
     that makes several, within `_whole`.
+
+    Attributes with an underscore belong to the package `group`. comm, pending, receives, trusting, and a Group's
+    related and membership are there for the rest of rankwise, such as front-ends; they are not public.
     """
 
     def __init__(self, comm: Communicator, name: str, allow_pickle: bool = False) -> None:
