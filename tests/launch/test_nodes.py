@@ -469,7 +469,7 @@ def test_many_losses_do_not_make_a_message_too_long() -> None:
 
 
 def test_whose_failure_is_blamed() -> None:
-    fine, lost = Ending(ranks=2), Ending(ranks=2, survivors=1, reason="rank 0 lost rank 3", code=1, lost=True)
+    fine, lost = Ending(ranks=2), Ending(ranks=2, survivors=1, reason="rank 0 lost rank 3", code=1, failed_by_loss=True)
     cause = Ending(ranks=2, survivors=1, reason="rank 3 died", code=9)
     other = Ending(ranks=2, survivors=0, reason="rank 5 died", code=8)
     whole = Ending.of_all({0: lost, 1: cause, 2: other}, 0, None)

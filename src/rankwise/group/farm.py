@@ -213,7 +213,7 @@ class _Farm:
 
     def _wait_for_tasks(self) -> None:
         """A task may take as long as it likes: only a loss ends a wait, such as a host's that is silent too long."""
-        self._team.comm.timeout = self._limit
+        self._team.comm.timeout = self._limit  # gloo keeps it as its patience while the timeout is the longest one
         self._team.comm.timeout = LONGEST_TIMEOUT
 
     def _go_on(self, lost: PeerLostError) -> None:

@@ -27,7 +27,7 @@ class Ending:
         interrupted: int | None = None,
         reason: str = "",
         code: int = 0,
-        lost: bool = False,
+        failed_by_loss: bool = False,
         hang: bool = False,
         without: Sequence[str] = (),
         again: str = "",
@@ -37,7 +37,7 @@ class Ending:
         self.interrupted = interrupted
         self.reason = reason
         self.code = code
-        self.lost = lost
+        self.failed_by_loss = failed_by_loss
         self.hang = hang
         self.without = list(without)
         self.again = again
@@ -51,7 +51,7 @@ class Ending:
         """
 
         def blame(node: int) -> tuple[bool, bool, bool, int]:
-            return not endings[node].reason, endings[node].lost, node != first, node
+            return not endings[node].reason, endings[node].failed_by_loss, node != first, node
 
         blamed = endings[min(endings, key=blame)]
         return cls(
@@ -60,7 +60,7 @@ class Ending:
             interrupted=interrupted,
             reason=blamed.reason,
             code=blamed.code if interrupted is None else 128 + interrupted,
-            lost=blamed.lost,
+            failed_by_loss=blamed.failed_by_loss,
             hang=blamed.hang,
             without=shortened([each for _, ending in sorted(endings.items()) for each in ending.without]),
         )

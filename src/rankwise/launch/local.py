@@ -117,11 +117,11 @@ class LocalJob:
         self._fork = fork
         self._started: list[RankProcess] = []  # every process, those that were replaced too
         self._memories: list[dict[str, int]] = []  # each rank's own memfds, by the variable that tells it
-        self._failures = os.memfd_create(FAILURES_MEMFD)  # in which ranks report why they failed
+        self._failures_fd = os.memfd_create(FAILURES_MEMFD)  # in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
-        self._news = select.epoll()  # of the selector, which takes longer to ask
-        self._news.register(self._selector.fileno(), select.EPOLLIN)
+        self._wakeups = select.epoll()  # of the selector, which takes longer to ask
+        self._wakeups.register(self._selector.fileno(), select.EPOLLIN)
         self._input = StandardInput(stdin, self._selector)
         self._handling = threading.RLock()  # held while events are handled
         self._polled: list[RankProcess] = []  # the running ranks of which no descriptor says when they end
@@ -163,7 +163,7 @@ class LocalJob:
     @property
     def culprit(self) -> RankProcess | None:
         """The rank to blame: the failed rank that the others lost, else the first that failed for its own reasons."""
-        causes = [rank for rank in self.failures if not rank.is_survivor] or self.failures
+        causes = [rank for rank in self.failures if not rank.failed_by_loss] or self.failures
         lost = [rank for rank in causes if rank.index == self._lost]
         return next(iter(lost or causes), None)
 
@@ -184,7 +184,7 @@ class LocalJob:
             ending.code = rank.code
             ending.reason = self.hang.splitlines()[0] if self.hang else self.losses.reason(rank)
             ending.hang = bool(self.hang)
-            ending.lost = rank.is_survivor
+            ending.failed_by_loss = rank.failed_by_loss
         elif self._last_calls and self.interrupted is None:
             ending.code, ending.reason = 1, self._last_calls
         else:
@@ -299,7 +299,7 @@ class LocalJob:
                 env=environment,
                 pass_fds=(
                     self._segment.fd,
-                    self._failures,
+                    self._failures_fd,
                     *self._memories[index].values(),
                     *(() if self._membership.fd is None else (self._membership.fd,)),
                     *self._terminal.fds,
@@ -337,7 +337,7 @@ class LocalJob:
             **os.environ,
             **dict.fromkeys(OF_SOME_JOBS),  # set by a launcher, or torchrun, around this one
             "RANKWISE_SEGMENT_FD": self._segment.fd,
-            "RANKWISE_FAILURES_FD": self._failures,
+            "RANKWISE_FAILURES_FD": self._failures_fd,
             "RANKWISE_LAUNCHER_PID": os.getpid(),
             "RANKWISE_SECRET": self._secret,
             "RANKWISE_MEMBERSHIP_FD": self._membership.fd,
@@ -372,7 +372,7 @@ class LocalJob:
 
     def drain(self, rank: int | None = None) -> None:
         """Write all that has been printed by this rank, which pauses, or by all of them. Any thread may call it."""
-        for key, _ in self._selector.select(0) if self._news.poll(0) else ():
+        for key, _ in self._selector.select(0) if self._wakeups.poll(0) else ():
             with self._handling:
                 for _ in range(PIPE_LIMIT // PIECE):
                     if key.fd not in self._pipes or not self._read(key.fd):
@@ -435,7 +435,7 @@ class LocalJob:
         rank.joined_as = pid or rank.pid
         rank.done = self._membership.of_rank(rank.number) == DONE
         if rank.returncode:
-            rank.read_failure(self._failures, self.segment_fd)
+            rank.read_failure(self._failures_fd, self.segment_fd)
         self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
         finished = rank.returncode == 0 and not self.losses.stay
         if finished:
@@ -566,10 +566,10 @@ class LocalJob:
             self._membership.close()
             self._terminal.close()
             self._input.close()
-            for fd in (self._failures, *(fd for own in self._memories for fd in own.values())):
+            for fd in (self._failures_fd, *(fd for own in self._memories for fd in own.values())):
                 os.close(fd)
             self._memories.clear()
-            for each in (self._news, self._selector, self._port):
+            for each in (self._wakeups, self._selector, self._port):
                 each.close()
             os.close(self._wake_reader)
             os.close(self.wake_writer)

@@ -116,7 +116,7 @@ class RankProcess:
         return f": {self.failure.summary}{f' at {site}' if site else ''}"
 
     @property
-    def is_survivor(self) -> bool:
+    def failed_by_loss(self) -> bool:
         """Whether it failed only because another rank was lost."""
         return self.failure is not None and self.failure.kind == "lost"
 

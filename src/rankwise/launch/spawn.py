@@ -184,7 +184,7 @@ def _failure(job: LocalJob, reports: list[tuple[bytes, bytes]]) -> BaseException
         kind, data = reports[rank.number]
         if kind == ERROR:
             error = raised_on(rank.number, data)
-            if not (rank.is_survivor or isinstance(error, PeerLostError)):
+            if not (rank.failed_by_loss or isinstance(error, PeerLostError)):
                 return error
             lost = lost or error
         elif not kind or rank.returncode:

@@ -93,7 +93,7 @@ class Ranks(ABC):
     def help(self) -> None:  # noqa: B027 - does nothing by default
         """Answers that have come may be received in this thread."""
 
-    def ring(self) -> None:  # noqa: B027 - does nothing by default
+    def notify(self) -> None:  # noqa: B027 - does nothing by default
         """A task has ended, although its answer was not received by the thread that may receive for it."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class Task(Part):
         cancelled = self._drop()
         if taken_back:
             self._dealer.ranks.wake()
-        self._dealer.ranks.ring()
+        self._dealer.ranks.notify()
         return cancelled
 
     def _drop(self) -> bool:
@@ -456,7 +456,7 @@ class Dealer:
             self.changed.notify_all()
         for part in failed:
             part.fail(rank, error)
-        self.ranks.ring()
+        self.ranks.notify()
 
     def broke(self, error: BaseException) -> None:
         """The ranks have ended, or cannot go on."""
@@ -469,7 +469,7 @@ class Dealer:
             self.changed.notify_all()
         for rank, part in left:
             part.fail(rank, error)
-        self.ranks.ring()
+        self.ranks.notify()
 
     # ---- within ----
 

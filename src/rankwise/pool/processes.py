@@ -68,24 +68,24 @@ class _Replaced(Losses):
 
 
 class _Connection:
-    """Of a rank's process: our end of its socket, its own, from which what it has not begun is taken back, its pid.
+    """Of a rank's process: its pid, the socket, and the rank's end of that, to take back what it has not begun.
 
-    bell: wakes it when something was sent. It does not sleep on the socket, so that several messages wake it once.
+    doorbell: wakes it when something was sent. It does not sleep on the socket, so that several messages wake it once.
     """
 
-    def __init__(self, own_end: int, other_end: int, bell: int, pid: int) -> None:
-        self.ours, self.theirs = socket.socket(fileno=own_end), socket.socket(fileno=other_end)
-        self.bell, self.pid = bell, pid
+    def __init__(self, own_end: int, other_end: int, doorbell: int, pid: int) -> None:
+        self.socket, self.rank_end = socket.socket(fileno=own_end), socket.socket(fileno=other_end)
+        self.doorbell, self.pid = doorbell, pid
 
     def end(self) -> None:
         """Let the rank exit."""
-        self.ours.shutdown(socket.SHUT_RDWR)
-        os.eventfd_write(self.bell, 1)
+        self.socket.shutdown(socket.SHUT_RDWR)
+        os.eventfd_write(self.doorbell, 1)
 
     def close(self) -> None:
-        self.ours.close()
-        self.theirs.close()
-        os.close(self.bell)
+        self.socket.close()
+        self.rank_end.close()
+        os.close(self.doorbell)
 
 
 class _Call(Part):
@@ -123,23 +123,23 @@ class Processes(PickledRanks):
         self._gone: list[_Connection] = []  # of lost ranks; the thread that receives may be about to use them
         self._receiving = threading.RLock()  # held by the thread that receives
         self._depth = 0  # how often a thread that waits for an answer holds it: unpickling a result may wait for others
-        self._answers = select.epoll()  # the ranks' sockets, and the bell
+        self._answers = select.epoll()  # the ranks' sockets, and the doorbell
         self._ranks: dict[int, int] = {}  # by descriptor
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._answers.register(self._bell, select.EPOLLIN)
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._answers.register(self._doorbell, select.EPOLLIN)
         self._for_the_pool = select.epoll()  # the above, unless another thread receives
-        self._watched = False  # whether it has the above
-        self._watch()
-        self._by_pool = False  # whether the pool's thread receives just now
-        self._timed = False  # whether the pool's thread will see in a moment that no other thread receives any more
-        self._left = 0.0  # when another thread has last received
+        self._pool_receives = False  # whether it has the above
+        self._let_pool_receive()
+        self._pool_is_receiving = False  # whether the pool's thread receives just now
+        self._handover_due = False  # whether the pool's thread is to look soon whether another one still receives
+        self._last_received = 0.0  # when another thread has last received
         self._in_hand: deque[tuple[Part, Outcome]] = deque()  # answers that the thread that receives passes on
         self._output = OutputMultiplexer(sys.stdout, sys.stderr, alone=n == 1)
         self._job: LocalJob | None = None
         self._error: BaseException | None = None
         self._leaving = False  # whether the ranks are to exit
-        self._open = threading.RLock()  # held while a thread is woken, and when the job ends
-        self._reading = threading.Lock()  # held while a caller reads what the job has, and when the job ends
+        self._wake_lock = threading.RLock()  # held while a thread is woken, and when the job ends
+        self._job_lock = threading.Lock()  # held while a caller reads what the job has, and when the job ends
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankwise pool", daemon=True)
 
@@ -165,7 +165,7 @@ class Processes(PickledRanks):
             super().wake()
 
     def end(self) -> None:
-        with self._open:
+        with self._wake_lock:
             if self._job is not None:
                 os.write(self._job.wake_writer, b"\0")
 
@@ -178,13 +178,13 @@ class Processes(PickledRanks):
 
     def sent(self, rank: int) -> None:
         if (connection := self._connections[rank]) is not None:
-            os.eventfd_write(connection.bell, 1)
+            os.eventfd_write(connection.doorbell, 1)
 
     def take_back(self, rank: int) -> list[int]:
         connection = self._connections[rank]
         numbers: list[int] = []
         with suppress(BlockingIOError):
-            while connection is not None and (message := connection.theirs.recv(wire.HEADER, wire.NOW)):
+            while connection is not None and (message := connection.rank_end.recv(wire.HEADER, wire.NOW)):
                 numbers.append(wire.number_of(message))
                 self._paths[rank] = None  # it may have been in this message
         return numbers
@@ -192,7 +192,7 @@ class Processes(PickledRanks):
     def receive(self, task: Task, timeout: float | None) -> None:
         """Ctrl-C interrupts the task, which then has a moment to end."""
         count, end = 0, math.inf if timeout is None else time.monotonic() + timeout
-        with _Interrupt(lambda signum: self.ring()) as interrupt, self._receiver() as receives:
+        with _Interrupt(lambda signum: self.notify()) as interrupt, self._receiver() as receives:
             while receives and not task.done() and (end == math.inf or time.monotonic() < end):
                 self._receive(end)
                 if interrupt.count > count:
@@ -200,10 +200,10 @@ class Processes(PickledRanks):
                     self.dealer.interrupt(task)
                     end = min(end, time.monotonic() + GRACE)
 
-    def ring(self) -> None:
-        with self._open:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+    def notify(self) -> None:
+        with self._wake_lock:
+            if self._doorbell >= 0:
+                os.eventfd_write(self._doorbell, 1)
 
     def help(self) -> None:
         with _Interrupt(lambda signum: None), self._receiver() as receives:
@@ -217,14 +217,14 @@ class Processes(PickledRanks):
         The pool's thread goes on some time after it, so that the two do not change places at every call.
         """
         # If the pool's thread receives just now, it will soon have done so.
-        if not self._receiving.acquire(timeout=PATIENCE if self._by_pool else 0.0):
+        if not self._receiving.acquire(timeout=PATIENCE if self._pool_is_receiving else 0.0):
             yield False
             return
         outer, passed_on = self._depth, False
         try:
             self._depth = outer + 1
-            if self._watched:
-                self._watched = False
+            if self._pool_receives:
+                self._pool_receives = False
                 self._for_the_pool.unregister(self._answers)
             yield True
         finally:
@@ -237,23 +237,23 @@ class Processes(PickledRanks):
                 self._depth = outer
                 self._receiving.release()
                 if not passed_on:  # another handler has raised an error after the one that ended the wait
-                    self._timed = True
+                    self._handover_due = True
                     self.end()
 
     def _pass_on(self) -> None:
         """Let the pool's thread receive, in a moment if answers are to come."""
         self._close_gone()
-        self._left = time.monotonic()
+        self._last_received = time.monotonic()
         if self.dealer.quiet():
-            self._watch()
-        elif not self._timed:
-            self._timed = True
+            self._let_pool_receive()
+        elif not self._handover_due:
+            self._handover_due = True
             self.end()  # wakes the pool's thread
 
-    def _watch(self) -> None:
+    def _let_pool_receive(self) -> None:
         """Let the pool's thread receive. For the thread that receives."""
-        if not self._watched:
-            self._watched = True
+        if not self._pool_receives:
+            self._pool_receives = True
             self._for_the_pool.register(self._answers, select.EPOLLIN)
 
     def _receive(self, end: float) -> None:
@@ -261,9 +261,9 @@ class Processes(PickledRanks):
         limit = None if end == math.inf else max(0.0, end - time.monotonic())
         ready = [] if self._in_hand else self._answers.poll(limit)
         self._answered([rank for fd, _ in ready if (rank := self._ranks.get(fd)) is not None], self._in_hand)
-        if any(fd == self._bell for fd, _ in ready):
+        if any(fd == self._doorbell for fd, _ in ready):
             with suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self._doorbell)
 
     def _answered(self, ranks: list[int], in_hand: deque[tuple[Part, Outcome]]) -> None:
         """Give the answers of these ranks that have come to the dealer, and settle what is in hand."""
@@ -273,7 +273,7 @@ class Processes(PickledRanks):
                 left = self.dealer.tasks_of(rank)
                 connection = self._connections[rank]
                 with suppress(BlockingIOError):
-                    while left and connection is not None and (message := wire.receive(connection.ours, wire.NOW)):
+                    while left and connection is not None and (message := wire.receive(connection.socket, wire.NOW)):
                         kind, took, number, parts = message
                         answers.append((number, outcome(rank, kind, parts), took <= QUICK))
                         left -= 1
@@ -327,13 +327,13 @@ class Processes(PickledRanks):
                     os.kill(connection.pid, signum)
 
     def check(self) -> str:
-        with self._reading:
+        with self._job_lock:
             if self._job is None:
                 return ""
             return quick_difference(self._job.segment_fd)
 
     def close(self, *, now: bool) -> None:
-        with self._open:
+        with self._wake_lock:
             if now and self._job is not None:
                 self._job.interrupt(signal.SIGTERM)
                 os.write(self._job.wake_writer, b"\0")  # the pool's thread sends the signal
@@ -357,9 +357,9 @@ class Processes(PickledRanks):
                 self._close_gone()
                 for each in (self._for_the_pool, self._answers):
                     each.close()
-                with self._open:
-                    os.close(self._bell)
-                    self._bell = -1
+                with self._wake_lock:
+                    os.close(self._doorbell)
+                    self._doorbell = -1
 
     def _start_and_serve(self) -> None:
         own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -383,12 +383,12 @@ class Processes(PickledRanks):
                     self._job_ends()  # before the job closes its descriptors
 
     def _job_ends(self) -> None:
-        with self._open, self._reading:
+        with self._wake_lock, self._job_lock:
             self._job = None
 
     def _serve(self, job: LocalJob, losses: Losses) -> None:
         while job.running() and not (self.dealer.deal() or job.interrupted):
-            job.step(self._wait_for_others() if self._timed else None)
+            job.step(self._wait_for_others() if self._handover_due else None)
         culprit = job.culprit
         self.dealer.broke(ClosedError("the pool has been shut down") if culprit is None else died(culprit))
         losses.stay = False
@@ -401,40 +401,40 @@ class Processes(PickledRanks):
             job.step(end - time.monotonic())
 
     def _receive_if_nobody_does(self) -> None:
-        self._by_pool = True
+        self._pool_is_receiving = True
         if self._receiving.acquire(blocking=False):
-            if self._watched:
+            if self._pool_receives:
                 self._receive(0.0)
             self._close_gone()
             self._receiving.release()
-        self._by_pool = False
+        self._pool_is_receiving = False
 
     def _wait_for_others(self) -> float | None:
         """How long the pool's thread may sleep. It is to receive if no other thread has done so for some time."""
         limit: float | None = PATIENCE
-        self._by_pool = True
+        self._pool_is_receiving = True
         if self._receiving.acquire(blocking=False):
-            if self._watched or time.monotonic() - self._left >= PATIENCE:
-                self._watch()
-                self._timed, limit = False, None
+            if self._pool_receives or time.monotonic() - self._last_received >= PATIENCE:
+                self._let_pool_receive()
+                self._handover_due, limit = False, None
             self._receiving.release()
-        self._by_pool = False
+        self._pool_is_receiving = False
         return limit
 
     def _connected(self, meeting: socket.socket) -> None:
-        data, (own_end, other_end, bell), _, _ = socket.recv_fds(meeting, 256, 3)
+        data, (own_end, other_end, doorbell), _, _ = socket.recv_fds(meeting, 256, 3)
         rank, pid, *versions = pickle.loads(data)
         if versions != [version]:
             release = f"rankwise {versions[0]}" if versions else "another version of rankwise"
             why = f"rank {rank} of the pool runs {release}, and this program still runs rankwise {version}"
             raise RankwiseError(f"{why}, which it loaded before; start the program again")
-        connection = self._connections[rank] = _Connection(own_end, other_end, bell, pid)
+        connection = self._connections[rank] = _Connection(own_end, other_end, doorbell, pid)
         if self._leaving:
             connection.end()  # a replacement that was about to start
             return
         self._paths[rank], self._deaths[rank] = None, 0
-        self._ranks[connection.ours.fileno()] = rank
-        self._answers.register(connection.ours, select.EPOLLIN)
+        self._ranks[connection.socket.fileno()] = rank
+        self._answers.register(connection.socket, select.EPOLLIN)
         self.dealer.joined(rank)
 
     def _rank_lost(self, rank: RankProcess) -> bool:
@@ -442,8 +442,8 @@ class Processes(PickledRanks):
         number = rank.number
         connection = self._connections[number]
         if connection is not None:
-            self._answers.unregister(connection.ours)
-            del self._ranks[connection.ours.fileno()]
+            self._answers.unregister(connection.socket)
+            del self._ranks[connection.socket.fileno()]
             self._answered([number], deque())  # it died after its task
         self.dealer.lost(number, died(rank))
         self._connections[number] = None
@@ -461,7 +461,7 @@ class Processes(PickledRanks):
             return
         try:
             kind, parts = self._message(rank, kind, call)
-            wire.send(connection.ours, kind, number, parts, wire.NOW)
+            wire.send(connection.socket, kind, number, parts, wire.NOW)
         except ConnectionError:
             return  # that it has ended is noticed soon
         except BaseException:  # of a signal handler: perhaps it was not sent
@@ -479,7 +479,7 @@ class Processes(PickledRanks):
             assert self._job is not None
             self._job.drain(rank)
             return
-        with self._reading:
+        with self._job_lock:
             if self._job is not None:
                 self._job.drain(rank)
 

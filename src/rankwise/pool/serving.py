@@ -137,18 +137,18 @@ def main(meeting_fd: int) -> None:
     server = Server(_meet)
     connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
-    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    doorbell = os.eventfd(0, os.EFD_CLOEXEC)
     with connection, server.interruptible(connection):
         if not settings.restart:  # a replacement meets the others before their next call on all ranks
             init()
         with socket.socket(fileno=meeting_fd) as meeting, child_end:
-            ends = [child_end.fileno(), connection.fileno(), bell]
+            ends = [child_end.fileno(), connection.fileno(), doorbell]
             socket.send_fds(meeting, [pickle.dumps((settings.rank, os.getpid(), version))], ends)
         while True:
             try:
                 message = server.receive(connection)
             except BlockingIOError:
-                os.read(bell, 8)  # which goes on after a signal, as os.eventfd_read does not
+                os.read(doorbell, 8)  # which goes on after a signal, as os.eventfd_read does not
                 continue
             if message is None:
                 return  # the client has closed the connection
