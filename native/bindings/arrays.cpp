@@ -63,8 +63,7 @@ void copy_blocks(const std::vector<Address>& dst, const std::vector<Address>& sr
     all();
 }
 
-template <ConvertKernel kernel_for(DType)>
-void convert_local(Address dst, Address src, uint64_t count, int dtype) {
+template <ConvertKernel kernel_for(DType)> void convert_local(Address dst, Address src, uint64_t count, int dtype) {
     const ConvertKernel kernel = kernel_for(checked_dtype(dtype));
     if (!kernel)
         throw BadArgument(std::string("dtype: expected float16, bfloat16 or an 8-bit float, got ") +
