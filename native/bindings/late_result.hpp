@@ -24,7 +24,7 @@ public:
         unused_ = rankwise::Memory(bytes);
         return unused_.data();
     }
-    void set(nb::object result) { result_ = kept(std::move(result)); }
+    void set(nb::object result) { result_.emplace(std::move(result)); }
     // Throws Raised.
     void check() const {
         if (error_) throw *error_;
@@ -33,7 +33,7 @@ public:
     nb::object take() { return result_ ? result_->take() : nb::none(); }
 
 private:
-    std::shared_ptr<Kept> result_;
+    std::optional<Kept> result_;
     std::optional<Raised> error_;
     rankwise::Memory unused_;
 };

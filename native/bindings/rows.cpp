@@ -21,8 +21,8 @@ using Late = std::shared_ptr<LateResult>;
 // Work, or None.
 template <class... A> auto result_of(bool (*shortcut)(Comm&, const Late&, A...)) {
     return [shortcut](Comm& c, A... args) -> nb::object {
-        const auto late = std::make_shared<LateResult>();
-        return shortcut(c, late, args...) ? late->take() : not_implemented();
+        LateResult late;
+        return shortcut(c, Late(Late(), &late), args...) ? late.take() : not_implemented();
     };
 }
 template <class... A> auto start_of(bool (*shortcut)(Comm&, const Late&, A...)) {
@@ -137,55 +137,59 @@ bool all_to_all_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle 
 
 // What a scatter's src tells the other ranks besides the counts: the dtype of the array, and the shape of a row.
 std::vector<uint64_t> words_of(const PlainArray& x) {
-    std::vector<uint64_t> words{uint64_t(x.dtype)};
-    for (int i = 1; i < x.dims(); ++i) words.push_back(uint64_t(x.dim(i)));
+    std::vector<uint64_t> words(x.shape(), x.shape() + x.dims());
+    words[0] = uint64_t(x.dtype);
     return words;
 }
 
-bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle numbers, int src) {
+// numbers, items: as in Division.
+bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle numbers, bool even, int src) {
     if (!given.fits()) return false;
     const PlainArray& x = given.x;
-    const collectives::Division division{counts_in(c, numbers, x.rows()), words_of(x), x.row().bytes()};
-    if (division.counts.empty()) return false;
-    const uint64_t mine = division.counts[size_t(src)];
+    collectives::Division division{x.row().bytes(), {}, words_of(x)};
+    if (even) division.items = x.rows();
+    else division.counts = counts_in(c, numbers, x.rows());
+    if (!even && division.counts.empty()) return false;
+    const uint64_t mine = division.count(src, c.world_size());
     if (!given.out.is_none() && given.into.rows() != mine) return false;
     nb::object result = given.make(mine);
     uint8_t* const memory = memory_of(result, mine * division.item);
     late->set(std::move(result));
-    run(c, x.bytes(), {}, late, [=, &c, keep = late](const CallOptions& options) {
-        collectives::Division sent = division;
-        c.scatter_sized(sent, given.x.data, [=](size_t) { return memory; }, src, options);
-    });
+    run(c, x.bytes(), {}, late,
+        [=, &c, keep = late, data = x.data, division = std::move(division)](const CallOptions& options) mutable {
+            c.scatter_sized(division, data, [=](size_t) { return memory; }, src, options);
+        });
     return given.into.written();
 }
 
-// Whether the array, if it is plain, is as a rank's part of what src sends.
-bool is_part(const PlainArray& x, const collectives::Division& sent, int rank) {
+// Whether the array, if it is plain, is as a part of so many rows of what src sends.
+bool is_part(const PlainArray& x, const collectives::Division& sent, uint64_t rows) {
     if (!x || !x.dims() || size_t(x.dims()) != sent.words.size() || uint64_t(x.dtype) != sent.words[0]) return false;
     for (int i = 1; i < x.dims(); ++i)
         if (uint64_t(x.dim(i)) != sent.words[size_t(i)]) return false;
-    return x.rows() == sent.counts[size_t(rank)];
+    return x.rows() == rows;
 }
 
-// numbers: src's. make(x, out, shape, dtype) returns the array for a part: `out`, if it fits, or a new one of the kind
-// of x, which may be None.
+// numbers: src's, unless the ranks share the rows evenly. make(x, out, shape, dtype) returns the array for a part:
+// `out`, if it fits, or a new one of the kind of x, which may be None.
 bool scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle numbers, nb::handle from, nb::handle out,
-                     nb::handle make) {
+                     nb::handle make, nb::handle evenly) {
+    const bool even = evenly.is(Py_True);
     const int src = rank_or_tag(from, c.world_size());
     const Rows given(array, out);
     if (src < 0) return false;
-    if (src == c.rank()) return scatter_from_here(c, late, given, numbers, src);
+    if (src == c.rank()) return scatter_from_here(c, late, given, numbers, even, src);
     if (!(array.is_none() || given.x) || !(out.is_none() || given.into)) return false;
+    if (given.into) late->set(nb::borrow(out));
     run(c, given.into ? given.into.bytes() : 0, {}, late, [=, &c](const CallOptions& options) {
         collectives::Division received;
+        if (even) received.items = 0;
         const auto room = [&](size_t bytes) {
+            const uint64_t rows = received.count(c.rank(), c.world_size());
+            if (is_part(given.into, received, rows)) return given.into.data;
             return late->room(bytes, [&] {
-                if (is_part(given.into, received, c.rank())) {
-                    late->set(nb::borrow(given.out));
-                    return given.into.data;
-                }
                 nb::list shape;
-                shape.append(received.counts[size_t(c.rank())]);
+                shape.append(rows);
                 for (size_t i = 1; i < received.words.size(); ++i) shape.append(received.words[i]);
                 nb::object part = make(given.array, given.out, nb::tuple(shape), received.words.at(0));
                 uint8_t* const memory = memory_of(part, bytes);
@@ -219,28 +223,32 @@ bool reduce_scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::han
     return given.into.written();
 }
 
-// The same four for memory at addresses, which block. counts: the rows of this rank, or for each rank. room(counts,
-// words) returns the address for the rows received, as soon as their numbers are known; words: those of a scatter's
-// src, which it gives.
+// The same four, and scatter, for memory at addresses, which block. counts: the rows of this rank, or for each rank; in
+// scatter their number on src. room(counts, words) returns the address for the rows received, as soon as their numbers
+// are known: from each rank, or in a scatter this rank's alone; words: those of a scatter's src, which it gives.
 void rows_call(Comm& c, const std::string& operation, Address at, const Counts& counts, int dtype,
                const std::vector<int64_t>& shape, int root, std::vector<uint64_t> words, nb::handle room) {
     Row row{checked_dtype(dtype), 1};
     for (const int64_t length : shape) row.elements *= checked_count(length);
+    const bool even = operation == "scatter", scatters = even || operation == "scatter_v";
     LateResult late;
     const auto place = [&](const Counts& found, size_t bytes, const std::vector<uint64_t>& more = {}) {
         return late.room(bytes, [&] { return static_cast<uint8_t*>(pointer(nb::cast<Address>(room(found, more)))); });
     };
     const auto all = [&](const Counts& found) { return place(found, checked_bytes(sum(found), row.bytes())); };
     const auto each = [&](const Counts& found) { return blocks_at(all(found), found, row.bytes()); };
-    collectives::Division division{counts, std::move(words), row.bytes()};
-    const auto part = [&](size_t bytes) { return place(division.counts, bytes, division.words); };
+    collectives::Division division{row.bytes(), even ? Counts() : counts, std::move(words)};
+    if (even) division.items = counts.at(0);
+    const auto part = [&](size_t bytes) {
+        return place({division.count(c.rank(), c.world_size())}, bytes, division.words);
+    };
     const Description rows{Op::None, int(shape.size()), shape.data()};
-    const ArrayCall call(checked_bytes(sum(counts), row.bytes()), operation == "scatter_v" ? Description{} : rows);
+    const ArrayCall call(checked_bytes(sum(counts), row.bytes()), scatters ? Description{} : rows);
     if (operation == "gather_v") c.gather_sized(pointer(at), counts.at(0), row, each, root, call);
     else if (operation == "all_gather_v") c.all_gather_sized(pointer(at), counts.at(0), row, all, call);
     else if (operation == "all_to_all_v") c.all_to_all_sized(pointer(at), counts, row, all, call);
-    else if (operation == "scatter_v") c.scatter_sized(division, pointer(at), part, root, call);
-    else throw BadArgument("operation: '" + operation + "' given, expected a vector collective");
+    else if (scatters) c.scatter_sized(division, pointer(at), part, root, call);
+    else throw BadArgument("operation: '" + operation + "' given, expected a collective of rows");
     late.check();
 }
 
@@ -250,15 +258,15 @@ void bind_rows(nb::class_<Comm>& comm) {
     const auto x = nb::arg("x").none(), counts = nb::arg("counts").none(), out = nb::arg("out").none();
     const auto dst = nb::arg("dst").none(), src = nb::arg("src").none(), op = nb::arg("op").none();
     const auto group = nb::arg("group").none();
-    const auto make = nb::arg("make");
+    const auto make = nb::arg("make"), even = nb::arg("even");
     comm.def("all_gather_rows", result_of(&all_gather_of_rows), x, out)
         .def("gather_rows", result_of(&gather_of_rows), x, dst, out)
-        .def("scatter_rows", result_of(&scatter_of_rows), x, counts, src, out, make)
+        .def("scatter_rows", result_of(&scatter_of_rows), x, counts, src, out, make, even)
         .def("all_to_all_rows", result_of(&all_to_all_of_rows), x, counts, out)
         .def("reduce_scatter_rows", result_of(&reduce_scatter_of_rows), x, counts, op, out)
         .def("start_all_gather_rows", start_of(&all_gather_of_rows), group, x, out)
         .def("start_gather_rows", start_of(&gather_of_rows), group, x, dst, out)
-        .def("start_scatter_rows", start_of(&scatter_of_rows), group, x, counts, src, out, make)
+        .def("start_scatter_rows", start_of(&scatter_of_rows), group, x, counts, src, out, make, even)
         .def("start_all_to_all_rows", start_of(&all_to_all_of_rows), group, x, counts, out)
         .def("start_reduce_scatter_rows", start_of(&reduce_scatter_of_rows), group, x, counts, op, out)
         .def("rows_call", &rows_call, nb::arg("operation"), nb::arg("ptr"), counts, nb::arg("dtype"), nb::arg("shape"),

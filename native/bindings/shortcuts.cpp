@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstring>
-#include <functional>
 #include <optional>
 
 #include "base/copy.hpp"
@@ -334,126 +333,6 @@ template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle arr
     return result.done();
 }
 
-// The header that scatter's src sends before the parts: dtype, ndim, shape. It has the same form as in
-// group/base.py, because some of the ranks may take that path.
-using collectives::ArrayHeader;
-constexpr uint64_t kHeaderWords = sizeof(ArrayHeader) / 8;
-
-// On the other ranks: the received header, and the memory for the part, which is that of `out`, or of an array that
-// `make` makes as soon as it is known.
-class ReceivedPart {
-public:
-    ReceivedPart(const Comm& c, nb::handle array, nb::handle out, nb::handle make)
-        : n_(c.world_size()), array_(array), out_(out), make_(make), given_(out, true) {}
-    // Whether the rest of the call can be made here.
-    bool known() const {
-        return out_.is_none() ? array_.is_none() || PlainArray(array_, false) : given_ && given_.dims() > 0;
-    }
-    bool fits() const {
-        if (header.dims < 1 || header.dims > ArrayHeader::kDims || header.dim[0] % n_) return false;
-        if (out_.is_none()) return true;
-        bool same = header.dtype == given_.dtype && header.dims == given_.dims() && header.dim[0] / n_ == given_.dim(0);
-        for (int i = 1; same && i < given_.dims(); ++i) same = header.dim[i] == given_.dim(i);
-        return same;
-    }
-    // The memory for the part, which comes with the header.
-    uint8_t* operator()(size_t bytes) {
-        if (fits()) return memory(bytes);
-        other.resize(bytes);
-        return other.data();
-    }
-    uint8_t* memory(size_t bytes) {
-        if (!out_.is_none()) return given_.data;
-        if (made_) return made_;
-        return made_ = late_.room(bytes, [&] {
-            nb::list shape;
-            shape.append(header.dim[0] / n_);
-            for (int i = 1; i < header.dims; ++i) shape.append(header.dim[i]);
-            nb::object part = make_(array_, out_, nb::tuple(shape), header.dtype);
-            uint8_t* const at = memory_of(part, bytes);
-            late_.set(std::move(part));
-            return at;
-        });
-    }
-    nb::object take() {
-        late_.check();
-        if (out_.is_none()) return late_.take();
-        given_.written();
-        return nb::borrow(out_);
-    }
-    size_t given_bytes() const { return given_ ? given_.bytes() : 0; }
-
-    ArrayHeader header{};
-    std::vector<uint8_t> other;  // a part that came with the header and does not fit
-
-private:
-    const int n_;
-    const nb::handle array_, out_, make_;
-    const PlainArray given_;
-    LateResult late_;
-    uint8_t* made_ = nullptr;
-};
-
-bool scatter_from_here(Comm& c, const PlainArray& x, const PlainArray& part, int src) {
-    if (x.dims() > ArrayHeader::kDims) return false;
-    ArrayHeader header{x.dtype, x.dims(), {}};
-    for (int i = 0; i < x.dims(); ++i) header.dim[i] = x.dim(i);
-    const ArrayCall call(x.bytes());
-    if (const auto parts_follow = c.scatter_described(header, x.data, part.data, nullptr, src, call))
-        c.scatter(x.data, part.data, part.count, DType(x.dtype), src, call);
-    return true;
-}
-
-nb::object bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
-
-// After the header has been exchanged, the other ranks rely on this one. So if `out` does not fit,
-// `rest(header, part, x, out, src)` completes the operation; part is this rank's part if it came with the header, or
-// None.
-nb::object scatter(Comm& c, nb::handle array, nb::handle from, nb::handle out, nb::handle make, nb::handle rest) {
-    const int src = rank_or_tag(from, c.world_size());
-    if (src < 0) return {};
-    if (src == c.rank()) {
-        const PlainArray x(array, false);
-        Result<OnePart, Rules::Group> part(c, array, x, out);
-        return part.object && scatter_from_here(c, x, part.memory, src) ? part.done() : nb::object();
-    }
-    ReceivedPart received(c, array, out, make);
-    if (!received.known()) return {};
-    const auto parts_follow = c.scatter_described(received.header, nullptr, nullptr, std::ref(received), src,
-                                                  ArrayCall(received.given_bytes()));
-    if (received.fits()) {
-        const auto dtype = DType(received.header.dtype);
-        const size_t bytes = received.header.bytes() / size_t(c.world_size());
-        if (parts_follow)
-            c.scatter(nullptr, received.memory(bytes), bytes / itemsize(dtype), dtype, src, ArrayCall(bytes));
-        return received.take();
-    }
-    nb::list given;
-    const auto* header = reinterpret_cast<const int64_t*>(&received.header);
-    for (uint64_t i = 0; i < kHeaderWords; ++i) given.append(header[i]);
-    return rest(given, parts_follow ? nb::none() : bytes_of(received.other), array, out, from);
-}
-
-// The first step of scatter for any arrays. header: kHeaderWords int64, which src gives and the other ranks receive.
-// Returns None if the parts follow in another call, else this rank's part (empty on src).
-nb::object announce_array(Comm& c, nb::handle header_, uintptr_t send, uintptr_t recv, int src) {
-    const PlainArray given(header_, true);
-    if (!given || given.bytes() != sizeof(ArrayHeader))
-        throw BadArgument("header: expected an array of " + std::to_string(kHeaderWords) + " int64");
-    ArrayHeader header;
-    std::memcpy(&header, given.data, sizeof header);
-    std::vector<uint8_t> part;
-    const auto part_buffer = [&part](size_t bytes) {
-        part.resize(bytes);
-        return part.data();
-    };
-    const Comm::Lock parts_follow =
-        c.scatter_described(header, reinterpret_cast<const void*>(send), reinterpret_cast<void*>(recv),
-                            std::ref(part_buffer), src, ArrayCall());
-    std::memcpy(given.data, &header, sizeof header);
-    return parts_follow ? nb::none() : bytes_of(part);
-}
-
 // The ranks know what they receive.
 bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
@@ -542,7 +421,6 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("all_reduce_number", result_of(&all_reduce_number), x, op)
         .def("reduce_number", result_of(&reduce_number), x, dst, op)
         .def("broadcast_number", result_of(&broadcast_number), x, src)
-        .def("scatter_result", result_of(&scatter), x, src, out, nb::arg("make"), nb::arg("rest"))
         .def("all_gather_result", result_of(&all_gather<Gathered, Rules::Group>), x, out)
         .def("gather_result", result_of(&gather<Gathered, Rules::Group>), x, dst, out)
         .def("reduce_scatter_result", result_of(&reduce_scatter<OnePart, Rules::Group>), x, op, out)
@@ -570,6 +448,5 @@ void bind_shortcuts(nb::class_<Comm>& comm) {
         .def("start_all_to_all_array", starter(&all_to_all<EqualParts, Rules::Mpi>), group, x, out)
         .def("start_all_gather_parts_array", starter(&all_gather<Parts, Rules::Mpi>), group, x, out)
         .def("start_gather_parts_array", starter(&gather<Parts, Rules::Mpi>), group, x, dst, out)
-        .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out)
-        .def("announce_array", &announce_array, nb::arg("header"), nb::arg("send"), nb::arg("recv"), nb::arg("src"));
+        .def("start_scatter_parts_array", starter(&scatter_parts), group, x, src, out);
 }

@@ -142,7 +142,7 @@ uint64_t scatter_blocks_from(Comm& c, const void* blocks, const Counts& sizes, i
         if (bytes > room) refuse(root, bytes, c.rank(), ", which has room for ", room);
         return static_cast<uint8_t*>(out);
     };
-    collectives::Division division{sizes, {}};
+    collectives::Division division{1, sizes, {}};
     c.scatter_sized(division, blocks, into_out, root, options);
     return division.counts[size_t(c.rank())];
 }

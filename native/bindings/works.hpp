@@ -84,7 +84,7 @@ void run(rankwise::Comm& c, size_t bytes, const rankwise::Description& descripti
     if (Starting* const starting = std::exchange(Starting::here, nullptr)) {
         starting->set_result(result);
         starting->task = c.start(
-            [call, description](const rankwise::CallOptions& given) {
+            [call, description](const rankwise::CallOptions& given) mutable {
                 call(rankwise::CallOptions{description, given.program_lock, given.started});
             },
             starting->place.first);

@@ -44,7 +44,6 @@ public:
     template <class Steps> void run(const Steps& steps) const {
         if (!must_run_later_) comm_.or_fail_group(steps);
     }
-    Lock keep_lock() { return Lock(call_); }
 
 private:
     Comm& comm_;

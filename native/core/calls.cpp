@@ -131,20 +131,6 @@ void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype,
     });
 }
 
-Comm::Lock Comm::scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                                   const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
-    check_root(root);
-    if (rank() == root) header.bytes();
-    CallGuard call(*this, make_call(Op::ScatterDescribed, {}, {}, root), sizeof header, options);
-    bool with_header = false;
-    call.run([&] {
-        with_header = collectives::scatter_described(transport_, header, bytes(send), bytes(recv), part_buffer, root);
-    });
-    if (!with_header) return call.keep_lock();
-    transport_.log.set_bytes(rank() == root ? header.bytes() : header.bytes() / uint64_t(transport_.n));
-    return {};
-}
-
 void Comm::fail_in_call(const std::exception& why) {
     if (fork_.is_child() || group_.failed()) return;
     const char* const operation = name(transport_.log.op());
@@ -186,16 +172,18 @@ void Comm::all_to_all_sized(const void* blocks, const Counts& counts, const Row&
     call.run([&] { collectives::all_to_all_sized(transport_, bytes(blocks), counts, item, room); });
 }
 
-void Comm::scatter_sized(collectives::Division& division, const void* blocks,
-                         const collectives::PartBuffer& part_buffer, int root, const CallOptions& options) {
+void Comm::scatter_sized(collectives::Division& division, const void* data, const collectives::PartBuffer& part_buffer,
+                         int root, const CallOptions& options) {
     check_root(root);
-    const size_t all = rank() == root ? blocks_of(division.counts, division.item).total() : 0;
-    const CallGuard call(*this, make_call(Op::ScatterSized, {}, {}, root), all, options);
+    if (!division.items && rank() == root) check_counts(division.counts, "counts");
+    const Blocks blocks = rank() == root ? division.blocks(world_size()) : Blocks(0, uint64_t(0), 0);
+    const Op op = division.items ? Op::ScatterEvenly : Op::ScatterSized;
+    const CallGuard call(*this, make_call(op, {}, {}, root), blocks.total(), options);
     const auto known_part = [&](size_t part) {
         if (rank() != root) transport_.log.set_bytes(part);
         return part_buffer(part);
     };
-    call.run([&] { collectives::scatter_sized(transport_, division, bytes(blocks), known_part, root); });
+    call.run([&] { collectives::scatter_sized(transport_, division, bytes(data), blocks, known_part, root); });
 }
 
 void Comm::all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options) {

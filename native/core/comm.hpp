@@ -80,10 +80,6 @@ public:
     void scan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op, const CallOptions& options = {});
     void exscan(const void* send, void* recv, uint64_t count, DType dtype, ReduceOp op,
                 const CallOptions& options = {});
-    // Scatter to ranks that do not know root's array; see collectives.hpp. If the parts have not been sent with the
-    // header, it returns a lock, for the call that sends them.
-    Lock scatter_described(collectives::ArrayHeader& header, const void* send, void* recv,
-                           const collectives::PartBuffer& part_buffer, int root, const CallOptions& options = {});
     // Vector collectives whose counts only the ranks themselves know; see collectives.hpp. A count is one of rows, and
     // the ranks compare what a row is; those of a gather without `row` are of bytes. If what returns the memory throws,
     // the group fails.
@@ -93,7 +89,7 @@ public:
                           const CallOptions& options = {});
     void all_to_all_sized(const void* blocks, const Counts& counts, const Row& row, const collectives::Room& room,
                           const CallOptions& options = {});
-    void scatter_sized(collectives::Division& division, const void* blocks, const collectives::PartBuffer& part_buffer,
+    void scatter_sized(collectives::Division& division, const void* data, const collectives::PartBuffer& part_buffer,
                        int root, const CallOptions& options = {});
     void all_gather_v(const void* send, void* recv, const Counts& counts, DType dtype, const CallOptions& options = {});
     void gather_v(const void* send, void* recv, const Counts& counts, DType dtype, int root,

@@ -51,19 +51,16 @@ void every_collective(Comm& c, uint64_t count) {
     for (int root = 0; root < n; ++root) {
         const auto sent = filled(root, blocks);
         std::vector<float> part(count, -1);
-        collectives::ArrayHeader header;
-        if (me == root) header = {int64_t(DType::F32), 2, {n, int64_t(count)}};
+        collectives::Division division{1, {}, {}, 0};
+        if (me == root) division = {count * sizeof(float), {}, {7}, n};
         const auto part_buffer = [&](size_t bytes) {
             CHECK_EQ(bytes, count * 4);
             return reinterpret_cast<uint8_t*>(part.data());
         };
-        const Comm::Lock parts_follow =
-            c.scatter_described(header, me == root ? sent.data() : nullptr, part.data(), part_buffer, root);
-        CHECK_EQ(header.dim[1], int64_t(count));
-        if (parts_follow) c.scatter(me == root ? sent.data() : nullptr, part.data(), count, DType::F32, root);
-        CHECK_EQ(!parts_follow, n == 1 || count * 4 < Thresholds().single_copy_scatter);
+        c.scatter_sized(division, me == root ? sent.data() : nullptr, part_buffer, root);
+        CHECK(division.words == Counts{7} && division.items == n);
         CHECK(numbers::of(root).equals(part.data(), count, count * uint64_t(me)),
-              "described scatter of " << count << " from " << root);
+              "even scatter of " << count << " from " << root);
     }
 
     std::vector<float> all(blocks);

@@ -303,20 +303,17 @@ inline void add_sized(std::vector<Case>& all, int n, uint64_t most) {
                    }});
     all.push_back({"scatter" + text, [=](Rank& r) {
                        float* const y = r.room(own_count(r));
-                       collectives::Division division{r.me == r.root ? counts : Counts(), {7}, sizeof(float)};
+                       collectives::Division division{sizeof(float), r.me == r.root ? counts : Counts(), {7}, {}};
                        r.c.scatter_sized(division, r.own(total), [&](size_t) { return bytes(y); }, r.root);
                        CHECK(division.counts == counts, r.what);
                        r.expect(y, own_count(r), numbers::of(r.root), sum(counts, r.me));
                    }});
-    all.push_back({"scatter of " + std::to_string(most) + " for each, described", [=](Rank& r) {
-                       float* const y = r.room(most);
-                       collectives::ArrayHeader header;
-                       if (r.me == r.root) header = {int64_t(DType::F32), 1, {int64_t(most) * n}};
-                       const auto part = [&](size_t) { return bytes(y); };
-                       float* const x = r.own(most * uint64_t(n));
-                       if (const Comm::Lock lock = r.c.scatter_described(header, x, y, part, r.root))
-                           r.c.scatter(x, y, most, DType::F32, r.root);
-                       r.expect(y, most, numbers::of(r.root), most * uint64_t(r.me));
+    all.push_back({"scatter of " + std::to_string(most) + " for each and a rest, even", [=](Rank& r) {
+                       const uint64_t rest = uint64_t(n) / 2, own = most + (uint64_t(r.me) < rest);
+                       float* const y = r.room(most + 1);
+                       collectives::Division division{sizeof(float), {}, {7}, most * uint64_t(n) + rest};
+                       r.c.scatter_sized(division, r.own(*division.items), [&](size_t) { return bytes(y); }, r.root);
+                       r.expect(y, own, numbers::of(r.root), most * uint64_t(r.me) + std::min(uint64_t(r.me), rest));
                    }});
 }
 

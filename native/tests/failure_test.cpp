@@ -239,10 +239,10 @@ void bad_arguments_do_not_fail_the_group(Comm& c) {
         CHECK_EQ(thrown([&] { c.set_timeout(0); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.all_reduce(&x, uint64_t(1) << 62, DType::F32, ReduceOp::SUM); }), "BadArgument");
         const auto nowhere = [](size_t) -> uint8_t* { return nullptr; };
-        collectives::Division division{Counts(size_t(c.world_size()), UINT64_MAX / 2), {}};
-        CHECK_EQ(thrown([&] { c.scatter_sized(division, &x, nowhere, 0); }), "BadArgument");
-        collectives::ArrayHeader header{0, 2, {int64_t(1) << 32, int64_t(1) << 32}};
-        CHECK_EQ(thrown([&] { c.scatter_described(header, &x, &x, nowhere, 0); }), "BadArgument");
+        collectives::Division uneven{1, Counts(size_t(c.world_size()), UINT64_MAX / 2), {}, {}};
+        CHECK_EQ(thrown([&] { c.scatter_sized(uneven, &x, nowhere, 0); }), "BadArgument");
+        collectives::Division even{size_t(1) << 32, {}, {}, uint64_t(1) << 32};
+        CHECK_EQ(thrown([&] { c.scatter_sized(even, &x, nowhere, 0); }), "BadArgument");
     }
     c.barrier();
 }

@@ -98,7 +98,7 @@ void gathers(Comm& c, const Table& table, int root, const Row& row) {
 void scatters(Comm& c, const Table& table, int root) {
     const bool from_me = c.rank() == root;
     collectives::Division division;
-    if (from_me) division = {table.rows[root], {7, 8, 9}, sizeof(float) * table.row};
+    if (from_me) division = {sizeof(float) * table.row, table.rows[root], {7, 8, 9}, {}};
     Numbers part;
     const auto part_buffer = [&](size_t bytes) {
         part.assign(bytes / sizeof(float), -1);
@@ -233,7 +233,7 @@ void refused(Comm& c) {
             },
             [&](Comm& g) {
                 collectives::Division division;
-                if (me == 0) division = {Counts(size_t(n), count), {}, sizeof(float)};
+                if (me == 0) division = {sizeof(float), Counts(size_t(n), count), {}, {}};
                 Numbers part(count);
                 const auto own = [&](size_t) { return reinterpret_cast<uint8_t*>(part.data()); };
                 if (me == n - 1) g.scatter_sized(division, x.data(), refuse, 0);

@@ -4,6 +4,7 @@
 // memory.
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "base/copy.hpp"
 #include "collectives/blocks.hpp"
@@ -135,28 +136,6 @@ void all_to_all(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
 void all_to_all_uneven(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
                        size_t largest, const std::vector<size_t>& begins);
 
-// The header of a scatter whose array only root knows: its dtype and shape; the array is divided along its first axis.
-// The array level describes an array of more than kDims dimensions in another way. Short parts fit behind the used
-// bytes.
-struct ArrayHeader {
-    static constexpr int kDims = kInline / 8 - 2;
-    int64_t dtype = 0, dims = 0, dim[kDims] = {};
-    size_t bytes() const {  // of the array; throws as checked_bytes does
-        size_t all = itemsize(DType(dtype));
-        for (int i = 0; i < std::min<int64_t>(dims, kDims); ++i) all = checked_bytes(size_t(dim[i]), all);
-        return all;
-    }
-    size_t used() const { return size_t(2 + std::min<int64_t>(dims, kDims)) * 8; }  // bytes of the header
-};
-static_assert(sizeof(ArrayHeader) == kInline);
-// Returns the memory for a rank's part of so many bytes; it may throw.
-using PartBuffer = std::function<uint8_t*(size_t)>;
-// Scatter to ranks that do not know the array: they receive root's header, and equal, short parts travel with it.
-// Returns whether the parts travelled with the header. Then root's own part is in recv, and each other rank's part in
-// the memory from `part_buffer`, which is called after the header has arrived.
-bool scatter_described(Transport& t, ArrayHeader& header, const uint8_t* send, uint8_t* recv,
-                       const PartBuffer& part_buffer, int root);
-
 // ---- blocks whose sizes only the ranks themselves know ----
 
 // A count is a number of items of `item` bytes. Each function below calls its `room` once, when this rank knows how
@@ -174,11 +153,22 @@ void all_to_all_sized(Transport& t, const uint8_t* blocks, const Counts& counts,
 
 // What root divides among the ranks. The other ranks receive all of it but the blocks.
 struct Division {
-    Counts counts;
+    size_t item = 1;              // the bytes of an item
+    Counts counts;                // each rank's items
     std::vector<uint64_t> words;  // further ones, which are the caller's
-    size_t item = 1;
+    // If the ranks share the items evenly, with one more for each of the first ones where a rest is left, as every rank
+    // says beforehand: their number, in place of the counts.
+    std::optional<uint64_t> items = std::nullopt;
+
+    uint64_t count(int rank, int n) const {
+        return items ? *items / uint64_t(n) + (uint64_t(rank) < *items % uint64_t(n)) : counts[size_t(rank)];
+    }
+    Blocks blocks(int n) const;
 };
-// part_buffer: returns the memory for this rank's block, once the division is known, or throws.
-void scatter_sized(Transport& t, Division& division, const uint8_t* blocks, const PartBuffer& part_buffer, int root);
+// Returns the memory for this rank's block of so many bytes, once the division is known, or throws.
+using PartBuffer = std::function<uint8_t*(size_t)>;
+// data, blocks: root's.
+void scatter_sized(Transport& t, Division& division, const uint8_t* data, const Blocks& blocks,
+                   const PartBuffer& part_buffer, int root);
 
 }  // namespace rankwise::collectives

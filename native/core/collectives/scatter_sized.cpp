@@ -1,8 +1,8 @@
 // Scatter of blocks whose sizes only root knows.
 //
-// Root's slot header carries the total size of the blocks. The division and the blocks follow, in the header or in
-// root's slot. If the blocks are too long, or an algorithm is forced, only the division does, and the blocks follow as
-// those of a scatter_v.
+// Root's slot header carries the number of items, and the counts and words of the division, which are in root's slot if
+// they do not fit. Short blocks travel with them, in the header or in the slot. If the blocks are long, or an algorithm
+// is forced, they follow as those of a scatter_v.
 #include <numeric>
 
 #include "collectives/collectives.hpp"
@@ -13,87 +13,105 @@ namespace {
 
 constexpr size_t kWord = sizeof(uint64_t);
 
+// Short, because the first 32 bytes of a payload arrive in the cache line of the step: of a scatter, two floats too.
 struct DivisionHeader {
-    uint64_t item, total, words;  // bytes of an item and of all blocks; further words of the division
+    uint64_t items;
+    uint64_t item : 48, words : 16;  // bytes of an item, and how many words there are
 };
 
-// What accompanies the header, which all ranks know from it.
+// What accompanies the header, which all ranks know from it, and where it is.
 struct Sent {
-    Sent(const Transport& t, const DivisionHeader& header)
-        : counts(size_t(t.n) * kWord), table(counts + header.words * kWord),
-          blocks(t.conditions().forced[size_t(Op::Scatter)] == Algorithm::None &&
-                 header.total <= std::min(t.ring.slot_bytes() - table, t.conditions().thresholds.single_copy_scatter)),
-          bytes(table + (blocks ? header.total : 0)), in_header(sizeof header + bytes <= kInline) {}
-    const size_t counts, table;  // bytes of the counts, and of these and the words
-    const bool blocks;
-    const size_t bytes;
-    const bool in_header;
+    Sent(const Transport& t, const DivisionHeader& header, size_t counts)
+        : table((counts + header.words) * kWord), total(checked_bytes(header.items, header.item)),
+          blocks(t.conditions().forced[size_t(Op::Scatter)] == Algorithm::None && table <= t.ring.slot_bytes() &&
+                 total <= t.ring.slot_bytes() - table &&
+                 total < t.conditions().thresholds.single_copy_scatter * size_t(t.n)),
+          table_fits(sizeof header + table <= kInline),
+          blocks_fit(blocks && table_fits && sizeof header + table + total <= kInline),
+          in_header(sizeof header + (table_fits ? table : 0) + (blocks_fit ? total : 0)),
+          in_slot((table_fits ? 0 : table) + (blocks && !blocks_fit ? total : 0)) {}
+    // head: behind the header.
+    template <class At> At table_at(At head, At slot) const { return table_fits ? head : slot; }
+    template <class At> At blocks_at(At head, At slot) const {
+        return blocks_fit ? head + table : table_fits ? slot : slot + table;
+    }
+    const size_t table, total;  // bytes of the counts and words, and of all blocks
+    const bool blocks, table_fits, blocks_fit;
+    const size_t in_header, in_slot;
 };
-
-void put(const Sent& sent, uint8_t* to, const Division& division, const uint8_t* blocks) {
-    copy_bytes(to, division.counts.data(), sent.counts);
-    if (sent.table > sent.counts) copy_bytes(to + sent.counts, division.words.data(), sent.table - sent.counts);
-    if (sent.bytes > sent.table) copy_bytes(to + sent.table, blocks, sent.bytes - sent.table);
-}
-
-size_t offset_of(const Division& division, int rank) {
-    const auto begin = division.counts.begin();
-    return std::accumulate(begin, begin + rank, uint64_t(0)) * division.item;
-}
 
 void send_sized(StepRing& s, const Sent& sent, const DivisionHeader& header, const Division& division,
-                const uint8_t* blocks) {
+                const uint8_t* data, const Blocks& blocks) {
     uint8_t payload[kInline];
-    copy_bytes(payload, &header, sizeof header);
-    if (sent.in_header) {
-        put(sent, payload + sizeof header, division, blocks);
-        s.post(payload, sizeof header + sent.bytes);
-        return;
+    uint8_t *const head = payload + sizeof header, *slot = nullptr;
+    const uint64_t position = sent.in_slot ? s.reserve(sent.in_slot) : 0;
+    if (sent.in_slot) {
+        s.await_free(position);
+        slot = s.slot(s.rank, position);
     }
-    const uint64_t position = s.reserve(sent.bytes);
-    s.await_free(position);
-    put(sent, s.slot(s.rank, position), division, blocks);
-    s.post(payload, sizeof header);
-    s.release(position);
+    copy_bytes(payload, &header, sizeof header);
+    uint8_t* const table = sent.table_at(head, slot);
+    const size_t counts = division.counts.size() * kWord;
+    copy_bytes(table, division.counts.data(), counts);
+    copy_bytes(table + counts, division.words.data(), sent.table - counts);
+    if (sent.blocks) {  // but this rank's own
+        uint8_t* const to = sent.blocks_at(head, slot);
+        const size_t own = blocks.offset(s.rank), next = own + blocks.size(s.rank);
+        copy_for_peers(to, data, own);
+        copy_for_peers(to + next, data + next, sent.total - next);
+    }
+    s.post(payload, sent.in_header);
+    if (sent.in_slot) s.release(position);
 }
 
-// Returns the memory for this rank's block, which is there if it was sent.
-uint8_t* receive_sized(StepRing& s, const Sent& sent, uint64_t step, Division& division, const PartBuffer& part_buffer,
-                       int root) {
-    const uint64_t position = sent.in_header ? 0 : s.reserve(sent.bytes);
-    const uint8_t* const from =
-        sent.in_header ? s.payload(root, step) + sizeof(DivisionHeader) : s.slot(root, position);
-    copy_bytes(division.counts.data(), from, sent.counts);
-    if (sent.table > sent.counts) copy_bytes(division.words.data(), from + sent.counts, sent.table - sent.counts);
-    const size_t mine = checked_bytes(division.counts[size_t(s.rank)], division.item);
-    uint8_t* const to = part_buffer(mine);
-    if (sent.blocks && mine) copy_bytes(to, from + sent.table + offset_of(division, s.rank), mine);
-    if (!sent.in_header) s.release(position);
-    return to;
+void receive_sized(Transport& t, Division& division, const PartBuffer& part_buffer, int root) {
+    StepRing& s = t.ring;
+    const uint64_t step = s.post();
+    s.await_sender(root, step);
+    DivisionHeader header;
+    copy_bytes(&header, s.payload(root, step), sizeof header);
+    const size_t counts = division.items ? 0 : size_t(s.n);
+    const Sent sent(t, header, counts);
+    if (sent.table > s.slot_bytes()) t.failures.throw_overwritten("a slot header", root);
+    const uint64_t position = sent.in_slot ? s.reserve(sent.in_slot) : 0;
+    const uint8_t* const head = s.payload(root, step) + sizeof header;
+    const uint8_t* const slot = sent.in_slot ? s.slot(root, position) : nullptr;
+    const uint8_t* const table = sent.table_at(head, slot);
+    division.item = header.item;
+    if (division.items) division.items = header.items;
+    division.counts.resize(counts);
+    division.words.resize(header.words);
+    copy_bytes(division.counts.data(), table, counts * kWord);
+    copy_bytes(division.words.data(), table + counts * kWord, header.words * kWord);
+    const Blocks blocks = division.blocks(s.n);
+    if (blocks.total() != sent.total) t.failures.throw_overwritten("a slot", root);
+    uint8_t* const to = part_buffer(blocks.size(s.rank));
+    if (sent.blocks) copy_bytes(to, sent.blocks_at(head, slot) + blocks.offset(s.rank), blocks.size(s.rank));
+    if (sent.in_slot) s.release(position);
+    if (!sent.blocks) scatter(t, nullptr, to, blocks, root);
 }
 
 }  // namespace
 
-void scatter_sized(Transport& t, Division& division, const uint8_t* blocks, const PartBuffer& part_buffer, int root) {
+Blocks Division::blocks(int n) const {
+    if (items && *items % uint64_t(n) == 0) return Blocks(n, *items / uint64_t(n), item);
+    Counts each;
+    for (int rank = 0; rank < n; ++rank) each.push_back(count(rank, n));
+    return Blocks(each.data(), n, item);
+}
+
+void scatter_sized(Transport& t, Division& division, const uint8_t* data, const Blocks& blocks,
+                   const PartBuffer& part_buffer, int root) {
     StepRing& s = t.ring;
-    const bool from_me = s.rank == root;
-    DivisionHeader header{division.item, offset_of(division, from_me ? s.n : 0), division.words.size()};
-    uint64_t step = 0;
-    if (!from_me) {
-        step = s.post();
-        s.await_sender(root, step);
-        copy_bytes(&header, s.payload(root, step), sizeof header);
-        if (header.words > s.slot_bytes() / kWord - size_t(s.n)) t.failures.throw_overwritten("a slot header", root);
-        division.item = header.item;
-        division.counts.resize(size_t(s.n));
-        division.words.resize(header.words);
-    }
-    const Sent sent(t, header);
-    if (from_me && s.n > 1) send_sized(s, sent, header, division, blocks);  // a group of one has no slots
-    const size_t mine = from_me ? division.counts[size_t(root)] * division.item : 0;
-    uint8_t* const to = from_me ? part_buffer(mine) : receive_sized(s, sent, step, division, part_buffer, root);
-    if (!sent.blocks && s.n > 1) scatter(t, blocks, to, Blocks(division.counts.data(), s.n, division.item), root);
-    else if (mine) copy_own_block(s, to, blocks + offset_of(division, root), mine, header.total);
+    if (s.rank != root) return receive_sized(t, division, part_buffer, root);
+    const Counts& counts = division.counts;
+    const DivisionHeader header{division.items ? *division.items : std::accumulate(counts.begin(), counts.end(), 0ul),
+                                division.item, division.words.size()};
+    const Sent sent(t, header, counts.size());
+    if (s.n > 1) send_sized(s, sent, header, division, data, blocks);  // a group of one has no slots
+    uint8_t* const to = part_buffer(blocks.size(root));
+    if (!sent.blocks && s.n > 1) return scatter(t, data, to, blocks, root);
+    if (blocks.size(root)) copy_own_block(s, to, data + blocks.offset(root), blocks.size(root), sent.total);
 }
 
 }  // namespace rankwise::collectives

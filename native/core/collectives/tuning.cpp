@@ -76,8 +76,7 @@ const char* name(Algorithm algorithm) {
                                                 "single_copy_split",
                                                 "registered",
                                                 "registered_put",
-                                                "registered_split",
-                                                "separate"};
+                                                "registered_split"};
     return size_t(algorithm) < kAlgorithms ? names[size_t(algorithm)] : "unknown";
 }
 

@@ -123,19 +123,6 @@ inline Choice all_gather(const Conditions& c, size_t largest, bool non_temporal)
     }
 }
 
-// A part of an array that its header cannot describe, or whose first axis the ranks cannot divide.
-inline constexpr size_t kNoPart = ~size_t(0);
-
-// A scatter whose array only root knows: root sends a header of `header` bytes first, and each rank gets `part` bytes.
-// Parts that travel with the header save an operation: 8 B 0.68 to 0.44 us, 16 KiB 1.57 to 1.27.
-inline Algorithm scatter_described(const Conditions& c, size_t header, size_t part, size_t share_of_slot) {
-    using enum Algorithm;
-    if (part == kNoPart || c.forced[size_t(Op::Scatter)] != None) return Separate;
-    if (header + part * size_t(c.ranks) <= kInline) return Inline;
-    const bool staged = choice_for_blocks(c, part, c.thresholds.single_copy_scatter).first() == Staged;
-    return c.ranks == 1 || (staged && part <= share_of_slot) ? Staged : Separate;
-}
-
 // The longest block, in bytes, that travels with its size where only the ranks themselves know the sizes of blocks; and
 // the most bytes of such blocks, in an all_to_all.
 inline constexpr size_t kShortBlock = 1024, kShortBlocks = 4096;

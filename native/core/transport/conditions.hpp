@@ -25,9 +25,8 @@ enum class Algorithm : uint8_t {
     Registered,       // as SingleCopy, in memory of the segment, which all ranks can access
     RegisteredPut,    // as SingleCopyPut, in memory of the segment
     RegisteredSplit,  // as SingleCopySplit, in memory of the segment
-    Separate,         // scatter of an array that only root knows: the header, then the parts in a second scatter
 };
-inline constexpr int kAlgorithms = 11;
+inline constexpr int kAlgorithms = 10;
 
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
 

@@ -80,7 +80,7 @@ class Shortcuts:
     """broadcast_number(x, src)"""
 
     all_gather_result: Callable[..., Any] = _not_taken
-    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next six likewise."""
+    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next five likewise."""
 
     gather_result: Callable[..., Any] = _not_taken
     """gather_result(x, dst, out): None off dst."""
@@ -96,12 +96,6 @@ class Shortcuts:
 
     exscan_result: Callable[..., Any] = _not_taken
     """exscan_result(x, op, out): the result of rank 0 is not written."""
-
-    scatter_result: Callable[..., Any] = _not_taken
-    """scatter_result(x, src, out, make, rest): likewise. make(x, out, shape, dtype) returns the array for a part off
-    src; its errors are raised after the operation. rest(header, part, x, out, src) completes it there, and returns the
-    result, if src's header shows that `out` does not fit. part: this rank's part if it came with the header, else None.
-    """
 
     scan_array: Callable[..., bool] = _not_done
     """scan_array(x, op, out): out has x's shape."""
@@ -120,8 +114,8 @@ class Shortcuts:
     """gather_rows(x, dst, out): None off dst."""
 
     scatter_rows: Callable[..., Any] = _not_taken
-    """scatter_rows(x, counts, src, out, make): make(x, out, shape, dtype) returns the array for a part off src; its
-    errors are raised after the operation."""
+    """scatter_rows(x, counts, src, out, make, even): make(x, out, shape, dtype) returns the array for a part off src;
+    its errors are raised after the operation. even: it is scatter, which has no counts."""
 
     all_to_all_rows: Callable[..., Any] = _not_taken
     """all_to_all_rows(x, counts, out): (the rows received, how many came from each rank)."""
@@ -134,8 +128,8 @@ class Shortcuts:
 
     operation: its name, "gather_v". counts: how many rows this rank has, or sends to each rank. shape: of a row. words:
     ints of a scatter's src, for the others. room(counts, words) returns the address for what this rank receives: called
-    once, with the rows from each rank (of a scatter: for each rank), and src's words; its errors are raised after the
-    operation. None: not available.
+    once, with the rows from each rank (in a scatter: the rows received), and src's words; its errors are raised after
+    the operation. None: not available.
     """
 
     all_gather_v_array: Callable[..., bool] = _not_done

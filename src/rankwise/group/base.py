@@ -113,17 +113,6 @@ class GroupBase:
             return self.comm.call(body)
         return self.pending.own(self.comm.start_call(body, at_once=sends >= _OVERLAPPED))
 
-    def _send_rest(self, header: Any, src: int) -> None:
-        """On src: broadcast what `_described` receives after a header."""
-        if header[1] > _DIMS:
-            self._broadcast_ints(header[HEADER:], src)
-
-    def _described(self, header: list[int], kind: Kind, src: int) -> Buffer:
-        """Off src: the array that a received header describes, without memory."""
-        if header[1] > _DIMS:
-            header = header + self._broadcast_ints(np.zeros(_MORE_DIMS, np.int64), src).tolist()
-        return without_memory(tuple(header[2 : 2 + header[1]]), DTYPES[header[0]], kind)
-
     def _broadcast_ints(self, values: IntArray, src: int) -> IntArray:
         """Broadcast contiguous int64 metadata in place, as a part of another operation; returns it."""
         if not self._shortcuts.broadcast_array(values, src):
@@ -259,21 +248,6 @@ def shaped(call: Call, shape: Shape) -> Call:
 def _after(first: Callable[[], object], then: Callable[[], T]) -> T:
     first()
     return then()
-
-
-# The header in which the source of a scatter describes its array to the ranks that receive a part of it: dtype, ndim
-# and shape. It has as many int64 as fit into an inline payload; a second broadcast carries the rest of a longer shape.
-# NumPy arrays have at most 64 dimensions.
-HEADER = 12
-_DIMS = HEADER - 2
-_MORE_DIMS = 64 - _DIMS
-
-
-def header_of(given: Buffer) -> Any:
-    """The header of an array, followed by the rest of its shape."""
-    header = np.zeros(HEADER + _MORE_DIMS, np.int64)
-    header[: 2 + len(given.shape)] = (given.dtype, len(given.shape), *given.shape)
-    return header
 
 
 def array_for_part(x: Any, out: Any, shape: Shape, dtype: int) -> Any:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
 from rankwise.arrays import buffers, ops
-from rankwise.arrays.base import Buffer, Kind
 from rankwise.arrays.buffers import in_place, source, target
-from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Located, Op
 from rankwise.contract.operations import (
     ALL_GATHER,
@@ -28,7 +25,8 @@ from rankwise.contract.operations import (
 )
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import HEADER, GroupBase, array_for_part, check_axis_0, header_of, split_counts
+from rankwise.group.base import GroupBase, array_for_part, check_axis_0, split_counts
+from rankwise.group.vector import scatter_rows
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -301,73 +299,13 @@ class Collectives(GroupBase):
             >>> part.tolist() == [[0, 1, 2], [3, 4]][group.rank]
             True
         """
+        if async_op and (work := self._shortcuts.start_scatter_rows(self, x, None, src, out, array_for_part, True)):
+            return work
         if not async_op:
-            own_part = self._shortcuts.scatter_result(x, src, out, array_for_part, self._scatter_described)
+            own_part = self._shortcuts.scatter_rows(x, None, src, out, array_for_part, True)
             if own_part is not NotImplemented:
                 return own_part
-        return self._scatter_any(x, src, out, async_op)
-
-    def _scatter_any(self, x: Any, src: int, out: Any, async_op: bool) -> Any:
-        """The general case of scatter. It is separate because closures would slow down the fast path in `scatter`."""
-        src = self._rank(src, "src")
-        given = None
-        if src == self.rank:
-            given = check_axis_0(source(x))
-            result = buffers.result(out, self._part(given.shape), given)
-
-            def body() -> Any:
-                words = header_of(given)
-                with self._whole:
-                    if self._send_header(words[:HEADER], given.ptr, result.ptr, src) is None:
-                        self._send_rest(words, src)
-                        self._scatter(given, result, src)
-                return self._finished(result)
-        else:
-            kind = NUMPY if x is None else source(x).kind
-            if out is not None:
-                buffers.writable(out)
-
-            def body() -> Any:
-                header = np.zeros(HEADER, np.int64)
-                with self._whole:
-                    part = self._send_header(header, 0, 0, src)
-                    result = self._receive_described(header.tolist(), part, out, src, kind)
-                return self._finished(*result)
-
-        return self._run(body, given, async_op)
-
-    def _send_header(self, header: Any, send: int, recv: int, src: int) -> bytes | None:
-        """Broadcast scatter's header. Returns None unless the parts came with it: see Communicator.announce_array."""
-        if self.comm.announce_array is not None:
-            return self.comm.announce_array(header, send, recv, src)
-        self._broadcast_ints(header, src)
-        return None
-
-    def _scatter_described(self, header: list[int], part: bytes | None, x: Any, out: Any, src: int) -> Any:
-        """Off src, the rest of a scatter after the header. part: this rank's part, if it came with the header."""
-        with self._whole:
-            kind = NUMPY if x is None else source(x).kind
-            result = self._receive_described(header, part, out, src, kind)
-        return self._finished(*result)
-
-    def _receive_described(
-        self, header: list[int], part: bytes | None, out: Any, src: int, kind: Kind
-    ) -> tuple[Buffer, Exception | None]:
-        """The same, up to what `_finished` takes."""
-        like = self._described(header, kind, src)
-        result, refused = self._late_result(out, self._part(like.shape), like)
-        if part is None:
-            self._scatter(like, result, src)
-        else:
-            ctypes.memmove(result.ptr, part, len(part))
-        return result, refused
-
-    def _scatter(self, given: Buffer, result: Buffer, src: int) -> None:
-        if given.shape[0] % self.world_size == 0:
-            self._collectives.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
-        else:
-            counts = split_counts(given.shape, self.world_size)
-            self._collectives.scatter_v(given.ptr, result.ptr, counts, given.dtype, src)
+        return scatter_rows(self, x, None, src, out, async_op)
 
     @overload
     def reduce_scatter(

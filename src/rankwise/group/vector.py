@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Literal, TypeAlias, TypeVar, overload
@@ -16,19 +17,21 @@ from rankwise.arrays.buffers import source
 from rankwise.arrays.dtypes import DTYPES
 from rankwise.arrays.numpy import NUMPY
 from rankwise.arrays.ops import Op
-from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, REDUCE_SCATTER_V, Call, Operation
+from rankwise.contract.operations import (
+    ALL_GATHER_V,
+    ALL_TO_ALL_V,
+    GATHER_V,
+    REDUCE_SCATTER_V,
+    SCATTER,
+    SCATTER_V,
+    Call,
+    Operation,
+    divided,
+)
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
-from rankwise.group.base import (
-    HEADER,
-    GroupBase,
-    array_for_part,
-    check_axis_0,
-    header_of,
-    shaped,
-    without_memory,
-)
+from rankwise.group.base import GroupBase, IntArray, array_for_part, check_axis_0, shaped, without_memory
 
 D = TypeVar("D", bound=np.dtype[Any])
 Counts: TypeAlias = "Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]"
@@ -142,57 +145,13 @@ class VectorCollectives(GroupBase):
             >>> part.tolist() == [[0], [1, 2, 3]][group.rank]
             True
         """
-        if async_op and (work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, array_for_part)):
+        if async_op and (work := self._shortcuts.start_scatter_rows(self, x, counts, src, out, array_for_part, False)):
             return work
-        if (
-            not async_op
-            and (own_rows := self._shortcuts.scatter_rows(x, counts, src, out, array_for_part)) is not NotImplemented
-        ):
-            return own_rows
-        return self._scatter_rows(x, counts, src, out, async_op)
-
-    def _scatter_rows(self, x: Any, counts: Counts | None, src: int, out: Any, async_op: bool) -> Any:
-        """The general case of scatter_v. It is separate because closures would slow down the shortcut."""
-        src = self._rank(src, "src")
-        native = self._shortcuts.rows_call
-        given = None
-        if src == self.rank:
-            given = check_axis_0(source(x))
-            rows = self._counts(counts, given)
-            result = buffers.result(out, (rows[self.rank], *given.shape[1:]), given)
-
-            def body() -> Any:
-                if native is not None:
-                    row = given.shape[1:]
-                    words = [given.dtype, *row]
-                    native("scatter_v", given.ptr, rows, given.dtype, row, src, words, lambda *of_each: result.ptr)
-                else:
-                    words = header_of(given)
-                    with self._whole:
-                        self._broadcast_ints(words[:HEADER], src)
-                        self._send_rest(words, src)
-                        self._broadcast_ints(np.array(rows, np.int64), src)
-                        self._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
-                return self._finished(result)
-        else:
-            kind = NUMPY if x is None else source(x).kind
-            if out is not None:
-                buffers.writable(out)
-
-            def body() -> Any:
-                if native is not None:
-                    part = _LatePart(self, out, without_memory((), DType.U8, kind))
-                    native("scatter_v", 0, [], DType.U8, (), src, [], part.room)
-                    return part.finish()
-                with self._whole:
-                    header = self._broadcast_ints(np.zeros(HEADER, np.int64), src)
-                    like = self._described(header.tolist(), kind, src)
-                    lengths = self._broadcast_ints(np.zeros(self.world_size, np.int64), src).tolist()
-                    late, refused = self._late_result(out, (lengths[self.rank], *like.shape[1:]), like)
-                    self._collectives.scatter_v(0, late.ptr, _elements(lengths, like), like.dtype, src)
-                return self._finished(late, refused)
-
-        return self._run(body, given, async_op)
+        if not async_op:
+            own_rows = self._shortcuts.scatter_rows(x, counts, src, out, array_for_part, False)
+            if own_rows is not NotImplemented:
+                return own_rows
+        return scatter_rows(self, x, partial(self._counts, counts), src, out, async_op)
 
     @overload
     def reduce_scatter_v(
@@ -358,8 +317,93 @@ class _LatePart(_LateRows):
     """The same for a scatter, whose src describes the rows too."""
 
     def room(self, counts: list[int], words: list[int]) -> int:
-        shape = (counts[self._group.rank], *words[1:])
+        shape = (*counts, *words[1:])
         return self._made(shape, without_memory(shape, DTYPES[words[0]], self._like.kind))
+
+
+# The header in which a scatter's source describes its array: dtype, ndim and shape. The rest of a longer shape, and the
+# counts of a scatter_v, follow in another broadcast.
+HEADER = 12
+
+
+def scatter_rows(
+    group: GroupBase, x: Any, counts: Callable[[Buffer], list[int]] | None, src: int, out: Any, async_op: bool
+) -> Any:
+    """The general case of scatter_v; of scatter, for which counts is None. It is separate because closures would slow
+    down the shortcuts.
+
+    counts: returns each rank's number of rows of src's x, which it checks.
+    """
+    src = group._rank(src, "src")
+    native = group._shortcuts.rows_call
+    operation = SCATTER if counts is None else SCATTER_V
+    given = None
+    if src == group.rank:
+        given = check_axis_0(source(x))
+        rows = divided(given.shape[0], group.world_size) if counts is None else counts(given)
+        result = buffers.result(out, (rows[group.rank], *given.shape[1:]), given)
+
+        def body() -> Any:
+            words = [given.dtype, *given.shape[1:]]
+            if native is not None:
+                sent = given.shape[:1] if counts is None else rows
+                native(operation.name, given.ptr, sent, given.dtype, words[1:], src, words, lambda *own: result.ptr)
+                return group._finished(result)
+            header, more = np.zeros(HEADER, np.int64), [] if counts is None else rows
+            words = [given.dtype, len(given.shape), *given.shape]
+            header[: len(words)] = words[:HEADER]
+            with group._whole:
+                if _announce(group, operation, header, given.ptr, result.ptr, src) is None:
+                    _broadcast_more(group, [*words[HEADER:], *more], src)
+                    _scatter_parts(group, operation, given, result, rows, src)
+            return group._finished(result)
+    else:
+        kind = NUMPY if x is None else source(x).kind
+        if out is not None:
+            buffers.writable(out)
+
+        def body() -> Any:
+            if native is not None:
+                late = _LatePart(group, out, without_memory((), DType.U8, kind))
+                native(operation.name, 0, [0], DType.U8, (), src, [], late.room)
+                return late.finish()
+            header = np.zeros(HEADER, np.int64)
+            with group._whole:
+                part = _announce(group, operation, header, 0, 0, src)
+                dtype, dims, *shape = header.tolist()
+                number = 0 if counts is None else group.world_size
+                shape += _broadcast_more(group, [0] * (max(0, dims - len(shape)) + number), src)
+                rows = shape[len(shape) - number :] if number else divided(shape[0], group.world_size)
+                like = without_memory(tuple(shape[:dims]), DTYPES[dtype], kind)
+                result, refused = group._late_result(out, (rows[group.rank], *like.shape[1:]), like)
+                if part is None:
+                    _scatter_parts(group, operation, like, result, rows, src)
+                else:
+                    ctypes.memmove(result.ptr, part, len(part))
+            return group._finished(result, refused)
+
+    return group._run(body, given, async_op)
+
+
+def _announce(group: GroupBase, operation: Operation, header: IntArray, send: int, recv: int, src: int) -> bytes | None:
+    """Broadcast the header. Returns None unless the parts came with it: see Communicator.announce_array."""
+    if operation is SCATTER and group.comm.announce_array is not None:
+        return group.comm.announce_array(header, send, recv, src)
+    group._broadcast_ints(header, src)
+    return None
+
+
+def _broadcast_more(group: GroupBase, values: list[int], src: int) -> list[int]:
+    return group._broadcast_ints(np.array(values), src).tolist() if values else []
+
+
+def _scatter_parts(
+    group: GroupBase, operation: Operation, given: Buffer, result: Buffer, rows: Sequence[int], src: int
+) -> None:
+    if operation is SCATTER and min(rows) == max(rows):
+        group._collectives.scatter(given.ptr, result.ptr, result.count, given.dtype, src)
+    else:
+        group._collectives.scatter_v(given.ptr, result.ptr, _elements(rows, given), given.dtype, src)
 
 
 def _elements(rows: Sequence[int], given: Buffer) -> list[int]:

@@ -102,7 +102,7 @@ class EngineCommunicator(OpenCommunicator):
     traced = True
     _forked = False
 
-    agree, allocate, announce_array, call, failed, make_subgroup = _engine(6)
+    agree, allocate, call, failed, make_subgroup = _engine(5)
     barrier, all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all = _engine(9)
     all_gather_v, gather_v, scatter_v, reduce_scatter_v, all_to_all_v = _engine(5)
 
