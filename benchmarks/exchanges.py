@@ -1,4 +1,4 @@
-"""What neighbours exchange, next to MPI: sendrecv, ghost cells, and windows of messages in flight.
+"""What neighbours exchange, next to MPI: sendrecv, ghost cells, windows of messages in flight; and what groups cost.
 
     python benchmarks/exchanges.py [ROW ...] [-n 2] [--vs openmpi,mpich] [--rounds 3] [--time 0.1]
 
@@ -9,7 +9,8 @@ median over the rounds of each round's median batch, and the best batch of all.
 
 sendrecv: of a NumPy array of so many bytes. rows, columns: the ghost cells on both sides of an n x n array of float64,
 which are contiguous, or strided (MPI: two Sendrecv, of a vector datatype for columns). window: 64 irecv, 64 isend, and
-a wait for all.
+a wait for all. dup: a duplicate of the group, closed again. shared: an array of one element that the ranks share, made
+and dropped (MPI: a window of shared memory, freed).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Rankwise:
         self.rank, self.n, self.barrier = self.group.rank, self.group.world_size, self.group.barrier
         self.mesh = rankwise.Mesh(self.group, ring=self.n, periodic=True)
         self.isend, self.irecv, self.wait_all = self.group.isend, self.group.irecv, rankwise.wait_all
+        self.dup = lambda: self.group.dup().close()
+        self.shared = lambda: self.group.shared_zeros(1)
 
     def sendrecv(self, x: Any, dst: int, out: Any, src: int) -> Call:
         return lambda: self.group.sendrecv(x, dst, src, out=out)
@@ -63,6 +66,8 @@ class Mpi:
         self.MPI, self.comm = MPI, MPI.COMM_WORLD
         self.rank, self.n, self.barrier = self.comm.rank, self.comm.size, self.comm.Barrier
         self.isend, self.irecv, self.wait_all = self.comm.Isend, self.comm.Irecv, MPI.Request.Waitall
+        self.dup = lambda: self.comm.Dup().Free()
+        self.shared = lambda: MPI.Win.Allocate_shared(8, 8, comm=self.comm).Free()
 
     def sendrecv(self, x: Any, dst: int, out: Any, src: int) -> Call:
         return lambda: self.comm.Sendrecv(x, dst, 0, out, src, 0)
@@ -118,6 +123,7 @@ def rows(library: Any, words: list[str]) -> dict[str, Callable[[], Call]]:
     made = {f"sendrecv {name}": partial(sendrecv, size) for name, size in SIZES.items()}
     made |= {f"rows n={n}": partial(halo, n, 0) for n in LINES} | {f"columns n={n}": partial(halo, n, 1) for n in LINES}
     made |= {f"window {name}": partial(windows, SIZES[name]) for name in ("8 B", "1 KiB", "64 KiB")}
+    made |= {"dup": lambda: library.dup, "shared": lambda: library.shared}
     return {name: make for name, make in made.items() if not words or any(word in name for word in words)}
 
 

@@ -146,7 +146,7 @@ public:
     }
     // The operation whose step was posted last is completed later; and the first of those has been.
     void started() {
-        assert(position_ <= may_fill_up_to_);
+        assert(n == 1 || position_ <= may_fill_up_to_);  // a group of one has no slots
         started_in_[last_started_++ % kStarted] = position_ ? number_of(position_ - 1) : 0;
     }
     void completed() { ++first_started_; }
