@@ -450,9 +450,9 @@ class LocalJob:
             self.failures.append(rank)
             self._end(signal.SIGTERM, OWN_ERRORS * self._grace)
         else:
-            self._go_on(rank, action)
-            if self.nodes is not None:
+            if self.nodes is not None:  # first, so that node 0 counts the losses in the order in which they are shown
                 self.nodes.lose(rank.end, rank.code)
+            self._go_on(rank, action)
 
     def _only_left_out_run(self) -> bool:
         """Whether ranks still run, but only ranks that the others left out."""
