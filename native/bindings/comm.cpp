@@ -185,7 +185,7 @@ void bind_comm(nb::module_& m) {
         .def("numbers_in", &Comm::numbers_in, nb::arg("former"))
         .def("abort", &Comm::abort, nb::arg("why"), Release())
         .def("announce_end", &Comm::announce_end)
-        .def("expose", &rankwise::capi::lent)
+        .def("expose", &rankwise::capi::exposed)
         .def("close", &Comm::close, nb::arg("timeout"), Release());
 
     bind_messages(m, comm);

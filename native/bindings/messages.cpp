@@ -213,7 +213,7 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
     const nb::lock_self locked;
     nb::class_<RequestHandle>(m, "Request", "A send or receive.", nb::is_weak_referenceable())
         .def("wait", &RequestHandle::wait, nb::arg("timeout").none() = nb::none(), locked)
-        .def("_await_end", &RequestHandle::settle, nb::arg("timeout"), locked)
+        .def("_await_end", &RequestHandle::await_end, nb::arg("timeout"), locked)
         .def("_await_any", &await_any, nb::arg("works"), nb::arg("timeout"))
         .def("done", &RequestHandle::done, locked)
         .def("cancel", &RequestHandle::cancel, locked)

@@ -33,7 +33,7 @@ nb::object RequestHandle::wait(nb::handle timeout) {
     return result_;
 }
 
-void RequestHandle::settle(double timeout) {
+void RequestHandle::await_end(double timeout) {
     ReleaseGilToWait released;
     request_->await_end(timeout, released.options());
 }

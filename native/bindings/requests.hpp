@@ -23,7 +23,7 @@ public:
 
     nb::object wait(nb::handle timeout);
     // Waits at most so long, without raising the message's error.
-    void settle(double timeout);
+    void await_end(double timeout);
     bool done();
     bool cancel();
     std::string repr() const;

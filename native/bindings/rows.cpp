@@ -142,7 +142,7 @@ std::vector<uint64_t> words_of(const PlainArray& x) {
     return words;
 }
 
-// numbers, items: as in Division.
+// numbers: of the rows for each rank, unless the ranks share them evenly.
 bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle numbers, bool even, int src) {
     if (!given.fits()) return false;
     const PlainArray& x = given.x;
@@ -225,7 +225,7 @@ bool reduce_scatter_of_rows(Comm& c, const Late& late, nb::handle array, nb::han
 
 // The same four, and scatter, for memory at addresses, which block. counts: the rows of this rank, or for each rank; in
 // scatter their number on src. room(counts, words) returns the address for the rows received, as soon as their numbers
-// are known: from each rank, or in a scatter this rank's alone; words: those of a scatter's src, which it gives.
+// are known: from each rank, or in a scatter this rank's alone; words: what a scatter's src gives.
 void rows_call(Comm& c, const std::string& operation, Address at, const Counts& counts, int dtype,
                const std::vector<int64_t>& shape, int root, std::vector<uint64_t> words, nb::handle room) {
     Row row{checked_dtype(dtype), 1};

@@ -46,7 +46,7 @@ void bind_streams(nb::module_& m) {
     const auto nothing = [](const WorkHandle&) { return nb::none(); };
     nb::class_<WorkHandle>(m, "Work", "An operation on a stream.", nb::is_weak_referenceable())
         .def("wait", &WorkHandle::wait, nb::arg("timeout").none() = nb::none(), locked)
-        .def("_await_end", &WorkHandle::settle, nb::arg("timeout"), locked)
+        .def("_await_end", &WorkHandle::await_end, nb::arg("timeout"), locked)
         .def("done", &WorkHandle::done, locked)
         .def("__repr__", &WorkHandle::repr)
         .def_rw("group", &WorkHandle::group, nb::arg().none())

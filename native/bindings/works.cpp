@@ -38,7 +38,7 @@ nb::object WorkHandle::wait(nb::handle timeout) {
     return result_;
 }
 
-void WorkHandle::settle(double timeout) {
+void WorkHandle::await_end(double timeout) {
     ReleaseGilToWait released;
     task_->await_end(timeout, released.options());
 }

@@ -36,7 +36,7 @@ public:
 
     nb::object wait(nb::handle timeout);
     // Waits at most so long, without raising the operation's error.
-    void settle(double timeout);
+    void await_end(double timeout);
     bool done();
     std::string repr() const;
 

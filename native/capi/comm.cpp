@@ -62,7 +62,7 @@ rankwise_comm rankwise_from_handle(uint64_t handle) { return reinterpret_cast<ra
 int rankwise_close(rankwise_comm* comm, double timeout) {
     return guarded([&] {
         if (!result(comm, "comm")) return;
-        if ((*comm)->lent) throw BadArgument("comm: it belongs to a Python group; close that");
+        if ((*comm)->exposed) throw BadArgument("comm: it belongs to a Python group; close that");
         checked_seconds(timeout);
         const std::unique_ptr<rankwise_comm_s> owned(std::exchange(*comm, nullptr));
         {

@@ -9,7 +9,7 @@
 
 struct rankwise_comm_s {
     std::shared_ptr<rankwise::Comm> comm;
-    bool lent = false;  // it belongs to the program that embeds the engine, which closes it
+    bool exposed = false;  // it belongs to the program that embeds the engine, which closes it
 };
 
 struct rankwise_request_s {
@@ -64,6 +64,6 @@ template <class T> T* memory(T* address, uint64_t count, const char* argument) {
 // A handle of the program's own communicator, which is closed when the program exits.
 rankwise_comm opened(std::shared_ptr<Comm> comm);
 // A handle of a communicator that somebody else closes.
-inline rankwise_comm_s lent(std::shared_ptr<Comm> comm) { return {std::move(comm), true}; }
+inline rankwise_comm_s exposed(std::shared_ptr<Comm> comm) { return {std::move(comm), true}; }
 
 }  // namespace rankwise::capi

@@ -14,7 +14,7 @@ void run(int n, const Body& body, const rankwise::Settings& settings = {}) {
         n,
         [&](Comm& c) {
             // As a Python rank lends its communicator; this one outlives the handle.
-            rankwise_comm_s handle = rankwise::capi::lent(std::shared_ptr<Comm>(std::shared_ptr<Comm>(), &c));
+            rankwise_comm_s handle = rankwise::capi::exposed(std::shared_ptr<Comm>(std::shared_ptr<Comm>(), &c));
             body(&handle);
         },
         60, settings);

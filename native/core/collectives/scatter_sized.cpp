@@ -2,7 +2,7 @@
 //
 // Root's slot header carries the number of items, and the counts and words of the division, which are in root's slot if
 // they do not fit. Short blocks travel with them, in the header or in the slot. If the blocks are long, or an algorithm
-// is forced, they follow as those of a scatter_v.
+// is forced, a scatter_v with these counts follows.
 #include <numeric>
 
 #include "collectives/collectives.hpp"

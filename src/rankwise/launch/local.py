@@ -116,7 +116,7 @@ class LocalJob:
         self._world_size = n if nodes is None else nodes.world_size
         self._fork = fork
         self._started: list[RankProcess] = []  # every process, those that were replaced too
-        self._memories: list[dict[str, int]] = []  # each rank's own memfds, by the variable that tells it
+        self._memories: list[dict[str, int]] = []  # each rank's own memfds, by environment variable
         self._failures_fd = os.memfd_create(FAILURES_MEMFD)  # in which ranks report why they failed
         self._membership = Membership()  # shared with the ranks if the job may go on after losses
         self._selector = selectors.DefaultSelector()
