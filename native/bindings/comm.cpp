@@ -96,7 +96,7 @@ template <auto operation> void barrier(Comm& c) {
 // stream; else whoever waits for it may run it.
 WorkHandle start_call(Comm& c, nb::callable function, bool at_once) {
     return WorkHandle::of_call(std::move(function), [&](std::function<void()> body) {
-        return at_once ? c.submit(std::move(body), true) : c.start_body(std::move(body));
+        return at_once ? c.submit(std::move(body), CodeOf::Program) : c.start_body(std::move(body));
     });
 }
 
@@ -155,7 +155,12 @@ void bind_comm(nb::module_& m) {
     nb::class_<rankwise_comm_s>(m, "Handle", "What the C API has for a communicator; it lends its address.")
         .def_prop_ro("address", [](const rankwise_comm_s& handle) { return Address(&handle); });
     nb::class_<Comm> comm(m, "Comm", "One rank's end of one group in a segment.");
-    comm.def("allocate", &Comm::allocate, nb::arg("bytes"), nb::arg("zeroed") = true)
+    comm.def(
+            "allocate",
+            [](Comm& c, size_t bytes, bool zeroed) {
+                return c.allocate(bytes, zeroed ? Contents::Zeros : Contents::Undefined);
+            },
+            nb::arg("bytes"), nb::arg("zeroed") = true)
         .def("shared_block", &Comm::shared_block, nb::arg("bytes"), nb::arg("ticket").none() = nb::none(),
              nb::arg("filled") = false)
         .def(

@@ -11,8 +11,8 @@ namespace {
 
 // An array of a message: NumPy's with any strides, or a plain one.
 struct MessageArray : PlainArray {
-    MessageArray(nb::handle object, bool writable, bool any_strides = true)
-        : PlainArray(object, writable, any_strides) {
+    MessageArray(nb::handle object, Access access, Strides strides = Strides::Any)
+        : PlainArray(object, access, strides) {
         if (dims() > StridedLayout::kDims) dtype = -1;
     }
 };
@@ -47,39 +47,39 @@ private:
 
 bool send_array(Comm& c, nb::handle array, nb::handle to, nb::handle label) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
-    const MessageArray x(array, false);
+    const MessageArray x(array, Access::Read);
     if (!x || dst < 0 || tag < 0) return false;
     const ArrayCall call(x.bytes());
-    c.messages().send_now(Packed(x).read(), x.count, DType(x.dtype), dst, tag, call);
+    c.messages().send_now({Packed(x).read(), x.count, DType(x.dtype), dst, tag}, call);
     return true;
 }
 
 bool recv_array(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const int src = rank_or_tag(from, c.world_size()), tag = rank_or_tag(label, kTags);
-    const MessageArray x(array, true);
+    const MessageArray x(array, Access::Write);
     if (!x || src < 0 || tag < 0) return false;
     Packed packed(x);
     if (!packed.writable()) return false;
     {
         const ArrayCall call(x.bytes());
-        c.messages().recv_now(packed.room(), x.count, DType(x.dtype), src, tag, call);
+        c.messages().recv_now({packed.room(), x.count, DType(x.dtype), src, tag}, call);
         packed.write();
     }
     return x.written();
 }
 
-// Sends x and receives y at the same time: exactly y, or with `up_to` as in MPI. Nothing, if an argument is unusual.
+// Sends x and receives y at the same time: exactly y, or up to y as in MPI. Nothing, if an argument is unusual.
 std::optional<Arrival> sendrecv(Comm& c, const MessageArray& x, nb::handle to, nb::handle send_label,
-                                const MessageArray& y, nb::handle from, nb::handle label, bool up_to) {
+                                const MessageArray& y, nb::handle from, nb::handle label, Wanted wanted) {
     const int dst = rank_or_tag(to, c.world_size()), send_tag = rank_or_tag(send_label, kTags);
-    const int first = up_to ? kAny : 0, src = rank_or_tag(from, c.world_size(), first);
+    const int first = wanted == Wanted::UpTo ? kAny : 0, src = rank_or_tag(from, c.world_size(), first);
     const int tag = rank_or_tag(label, kTags, first);
     if (!x || !y || dst < 0 || send_tag < 0 || src < first || tag < first) return std::nullopt;
     Packed sent(x), received(y);
     if (!received.writable()) return std::nullopt;
     const ArrayCall call(x.bytes() + y.bytes());
-    const Transfer sends{sent.read(!x.apart_from(y)), x.count, DType(x.dtype), dst, send_tag};
-    const Transfer receives{received.room(), y.count, DType(y.dtype), src, tag, up_to};
+    const Send sends{sent.read(!x.apart_from(y)), x.count, DType(x.dtype), dst, send_tag};
+    const Receive receives{received.room(), y.count, DType(y.dtype), src, tag, wanted};
     const Arrival a = c.messages().exchange({&sends, 1}, {&receives, 1}, call);
     received.write();
     return a;
@@ -89,8 +89,8 @@ std::optional<Arrival> sendrecv(Comm& c, const MessageArray& x, nb::handle to, n
 std::optional<std::tuple<int, int, uint64_t>> sendrecv_array(Comm& c, nb::handle array, nb::handle to,
                                                              nb::handle send_label, nb::handle out, nb::handle from,
                                                              nb::handle label) {
-    const MessageArray y(out, true, false);
-    const auto a = sendrecv(c, MessageArray(array, false), to, send_label, y, from, label, true);
+    const MessageArray y(out, Access::Write, PlainArray::Strides::Contiguous);
+    const auto a = sendrecv(c, MessageArray(array, Access::Read), to, send_label, y, from, label, Wanted::UpTo);
     if (!a) return std::nullopt;
     y.written();
     return std::tuple(a->source, a->tag, a->count * itemsize(a->dtype));
@@ -99,14 +99,14 @@ std::optional<std::tuple<int, int, uint64_t>> sendrecv_array(Comm& c, nb::handle
 // The array that has received the message: `out`, or, if that is None, a new one like x.
 nb::object sendrecv_result(Comm& c, nb::handle array, nb::handle to, nb::handle from, nb::handle label,
                            nb::handle out) {
-    const MessageArray x(array, false);
+    const MessageArray x(array, Access::Read);
     nb::object into = nb::borrow(out);
     if (out.is_none()) {
         if (!has_kind(array, x)) return not_implemented();
         into = new_like(array, {x.shape(), x.shape() + x.dims()});
     }
-    const MessageArray y(into, true);
-    if (!sendrecv(c, x, to, label, y, from, label, false)) return not_implemented();
+    const MessageArray y(into, Access::Write);
+    if (!sendrecv(c, x, to, label, y, from, label, Wanted::Exactly)) return not_implemented();
     if (!out.is_none()) y.written();
     return into;
 }
@@ -128,7 +128,7 @@ struct PackedBlocks {
 
 // before, after: the neighbours, None at an edge. width: how many layers at each end of the axis are ghost cells.
 bool exchange_halo(Comm& c, nb::handle array, nb::handle before, nb::handle after, int width, int axis) {
-    const MessageArray x(array, true);
+    const MessageArray x(array, Access::Write);
     const auto neighbour = [&](nb::handle rank) { return rank.is_none() ? kAny : rank_or_tag(rank, c.world_size()); };
     const int low = neighbour(before), high = neighbour(after);
     if (axis < 0) axis += x.dims();
@@ -147,7 +147,8 @@ bool exchange_halo(Comm& c, nb::handle array, nb::handle before, nb::handle afte
     const Memory memory = contiguous ? Memory() : Memory(4 * bytes);
     const auto layers = [&](int64_t from) { return x.data + from * strides[size_t(axis)]; };
     PackedBlocks inner, ghosts;  // what is sent, and what is received
-    std::array<Transfer, 2> sends, receives;
+    std::array<Send, 2> sends;
+    std::array<Receive, 2> receives;
     const auto send = [&](int to, int64_t from, int tag) {
         if (to == kAny) return;
         inner.add(layers(from), memory.data() + uint64_t(inner.n) * bytes, contiguous);

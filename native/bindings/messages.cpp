@@ -9,60 +9,60 @@ using namespace rankwise;
 
 namespace {
 
-// start: Messages::send or Messages::recv.
-template <auto start>
-RequestHandle start_message(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
-    const DType type = checked_dtype(dtype);
-    const uint64_t elements = checked_count(count);
-    const auto request = without_gil(
-        [&] { return (c.messages().*start)(pointer(ptr), elements, type, peer, tag, {}, Messages::Caller::GoesOn); });
-    return {request, std::move(keep)};
+RequestHandle start_message(Comm& c, const Send& message, nb::object keep) {
+    return {without_gil([&] { return c.messages().send(message); }), std::move(keep)};
+}
+RequestHandle start_message(Comm& c, const Receive& wanted, nb::object keep) {
+    return {without_gil([&] { return c.messages().recv(wanted); }), std::move(keep)};
+}
+// M: Send or Receive.
+template <class M>
+RequestHandle start_at_address(Comm& c, Address ptr, int64_t count, int dtype, int peer, int tag, nb::object keep) {
+    return start_message(c, M{pointer(ptr), checked_count(count), checked_dtype(dtype), peer, tag}, std::move(keep));
 }
 
 // Sends and receives of plain arrays. They return None, with nothing done, for another array, or if the rank or the tag
 // is not an int in range, or ANY where that is allowed. isend_array returns True if the message is sent.
-template <bool synchronous>
+template <Send::Mode mode>
 TensorMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     if (!x || dst < 0 || tag < 0) return {};
     std::shared_ptr<Request> request;
     {
         ReleaseGilToWait released(x.bytes());
-        const DType dtype = DType(x.dtype);
-        if (synchronous)
-            request = c.messages().send_synchronously(x.data, x.count, dtype, dst, tag, released.options());
-        else if (!c.messages().send_at_once(x.data, x.count, dtype, dst, tag, released.options()))
-            request = c.messages().send(x.data, x.count, dtype, dst, tag, released.options());
+        const Send message{x.data, x.count, DType(x.dtype), dst, tag, mode};
+        if (mode == Send::Mode::Synchronous || !c.messages().send_at_once(message, released.options()))
+            request = c.messages().send(message, released.options());
     }
     if (!request || request->has_result()) return {true, std::nullopt};
     return {true, RequestHandle(std::move(request), std::move(array), nb::none(), std::move(group))};
 }
 
-template <bool synchronous>
+template <Send::Mode mode>
 nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
-    TensorMessage sent = start_send<synchronous>(c, std::move(array), to, label, std::move(group));
+    TensorMessage sent = start_send<mode>(c, std::move(array), to, label, std::move(group));
     if (!sent.begun) return nb::none();
     return sent.pending ? nb::cast(std::move(*sent.pending)) : nb::object(nb::bool_(true));
 }
 
-// start: Messages::recv or Messages::recv_message. first: as of rank_or_tag. unnoticed: autograd is not to be notified.
-// It is now, as of a collective that is only started: the program may not use the array until the message has come.
-template <auto start>
-std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label, int first,
-                                       bool unnoticed = false) {
+// Autograd is notified now, as of a collective that is only started: the program may not use the array until the
+// message has come.
+enum class Autograd : bool { Notified, Unnoticed };
+std::shared_ptr<Request> start_receive(Comm& c, nb::handle array, nb::handle from, nb::handle label,
+                                       Wanted wanted = Wanted::Exactly, Autograd autograd = Autograd::Notified) {
+    const int first = wanted == Wanted::Any ? kAny : 0;
     const int src = rank_or_tag(from, c.world_size(), first), tag = rank_or_tag(label, kTags, first);
-    const PlainArray x(array, true);
+    const PlainArray x(array, Access::Write);
     if (!x || src < kAny || tag < kAny) return nullptr;
-    if (!unnoticed) x.written();
+    if (autograd == Autograd::Notified) x.written();
     ReleaseGilToWait released(x.bytes());
-    return (c.messages().*start)(x.data, x.count, DType(x.dtype), src, tag, released.options(),
-                                 Messages::Caller::GoesOn);
+    return c.messages().recv({x.data, x.count, DType(x.dtype), src, tag, wanted}, released.options());
 }
 
 std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                          nb::object group) {
-    auto request = start_receive<&Messages::recv>(c, array, from, label, 0);
+    auto request = start_receive(c, array, from, label);
     if (!request) return std::nullopt;
     return RequestHandle(std::move(request), array, array, std::move(group));
 }
@@ -72,7 +72,7 @@ std::optional<RequestHandle> irecv_array(Comm& c, nb::object array, nb::handle f
 // The message may also be too long, or an object: it is then in memory of its own.
 std::optional<RequestHandle> irecv_array_up_to(Comm& c, nb::object array, nb::handle from, nb::handle label,
                                                nb::object group) {
-    auto request = start_receive<&Messages::recv_message>(c, array, from, label, kAny);
+    auto request = start_receive(c, array, from, label, Wanted::Any);
     if (!request) return std::nullopt;
     RequestHandle handle(std::move(request), std::move(array), nb::none(), std::move(group));
     handle.goes_on_when_dropped = true;
@@ -83,11 +83,12 @@ using SourceTagBytes = std::tuple<int, int, uint64_t>;
 
 std::optional<SourceTagBytes> recv_array_up_to(Comm& c, nb::handle array, nb::handle from, nb::handle label) {
     const int src = rank_or_tag(from, c.world_size(), kAny), tag = rank_or_tag(label, kTags, kAny);
-    const PlainArray x(array, true);
+    const PlainArray x(array, Access::Write);
     if (!x || src < kAny || tag < kAny) return std::nullopt;
     x.written();
     ReleaseGilToWait released(x.bytes());
-    const Arrival a = c.messages().recv_up_to_now(x.data, x.count, DType(x.dtype), src, tag, released.options());
+    const Arrival a =
+        c.messages().recv_now({x.data, x.count, DType(x.dtype), src, tag, Wanted::UpTo}, released.options());
     return SourceTagBytes(a.source, a.tag, a.count * itemsize(a.dtype));
 }
 
@@ -100,22 +101,13 @@ std::optional<RequestHandle> recv_probed(Comm& c, Address ptr, int64_t count, in
 }
 
 RequestHandle start_send_object(Comm& c, nb::list objects, int dest, int tag, bool synchronous) {
-    auto parts = parts_of(objects);
-    const auto request = without_gil([&] {
-        return c.messages().send_object(std::move(parts), dest, tag, {}, Messages::Caller::GoesOn,
-                                        Messages::SendMode(synchronous));
-    });
-    return {request, std::move(objects)};
+    const auto parts = parts_of(objects);
+    return start_message(c, Send::of_object(parts, dest, tag, Send::Mode(synchronous)), std::move(objects));
 }
 
-RequestHandle start_recv_object(Comm& c, int src, int tag) {
-    const auto request = without_gil([&] { return c.messages().recv_any(Wanted::Object, src, tag); });
-    return {request, nb::none(), nb::none(), {}};
-}
-
-RequestHandle start_recv_message(Comm& c, int src, int tag) {
-    const auto request = without_gil([&] { return c.messages().recv_message(nullptr, 0, DType::U8, src, tag); });
-    return {request, nb::none(), nb::none(), {}};
+template <Wanted wanted> RequestHandle start_recv_of_any_length(Comm& c, int src, int tag) {
+    auto request = without_gil([&] { return c.messages().recv(Receive::of_any_length(wanted, src, tag)); });
+    return {std::move(request), nb::none(), nb::none(), {}};
 }
 
 std::optional<std::pair<RequestHandle, SourceTagBytes>> recv_arrived(Comm& c, int src, int tag) {
@@ -176,13 +168,13 @@ SourceTagBytes message_of(const RequestHandle& r) {
 }  // namespace
 
 TensorMessage send_tensor(Comm& c, nb::object x, nb::handle dst, nb::handle tag, nb::object group) {
-    TensorMessage sent = start_send<false>(c, std::move(x), dst, tag, std::move(group));
+    TensorMessage sent = start_send<Send::Mode::Standard>(c, std::move(x), dst, tag, std::move(group));
     if (sent.pending) sent.pending->goes_on_when_dropped = true;
     return sent;
 }
 
 TensorMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle tag, nb::object group) {
-    auto request = start_receive<&Messages::recv>(c, x, src, tag, 0, true);
+    auto request = start_receive(c, x, src, tag, Wanted::Exactly, Autograd::Unnoticed);
     if (!request) return {};
     TensorMessage received{true, RequestHandle(std::move(request), std::move(x), nb::borrow(src), std::move(group))};
     received.pending->goes_on_when_dropped = true;
@@ -202,11 +194,10 @@ std::vector<Stretch> parts_of(const nb::list& objects) {
 }
 
 void send_object_now(Comm& c, const nb::list& objects, int dest, int tag) {
-    auto parts = parts_of(objects);
-    size_t bytes = 0;
-    for (const Stretch& part : parts) bytes += part.bytes;
-    ReleaseGilToWait released(bytes);
-    c.messages().send_object_now(std::move(parts), dest, tag, released.options());
+    const auto parts = parts_of(objects);
+    const Send message = Send::of_object(parts, dest, tag);
+    ReleaseGilToWait released(message.bytes());
+    c.messages().send_now(message, released.options());
 }
 
 void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
@@ -232,14 +223,14 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
         .def_prop_ro("is_object", [](const RequestHandle& r) { return r->object(); })
         .def_prop_ro("dtype", [](const RequestHandle& r) { return int(r->dtype()); });
     const auto keep = nb::arg("keep").none() = nb::none();
-    comm.def("send", &start_message<&Messages::send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
-             nb::arg("dest"), nb::arg("tag"), keep)
-        .def("recv", &start_message<&Messages::recv>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"),
-             nb::arg("src"), nb::arg("tag"), keep)
-        .def("isend_array", &isend_array<false>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
-             nb::arg("group"))
-        .def("issend_array", &isend_array<true>, nb::arg("x").none(), nb::arg("dst").none(), nb::arg("tag").none(),
-             nb::arg("group"))
+    comm.def("send", &start_at_address<Send>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("dest"),
+             nb::arg("tag"), keep)
+        .def("recv", &start_at_address<Receive>, nb::arg("ptr"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
+             nb::arg("tag"), keep)
+        .def("isend_array", &isend_array<Send::Mode::Standard>, nb::arg("x").none(), nb::arg("dst").none(),
+             nb::arg("tag").none(), nb::arg("group"))
+        .def("issend_array", &isend_array<Send::Mode::Synchronous>, nb::arg("x").none(), nb::arg("dst").none(),
+             nb::arg("tag").none(), nb::arg("group"))
         .def("irecv_array", &irecv_array, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
              nb::arg("group"))
         .def("irecv_array_up_to", &irecv_array_up_to, nb::arg("x").none(), nb::arg("src").none(), nb::arg("tag").none(),
@@ -250,8 +241,8 @@ void bind_messages(nb::module_& m, nb::class_<Comm>& comm) {
              nb::arg("tag"), keep)
         .def("send_object", &start_send_object, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"),
              nb::arg("synchronous") = false)
-        .def("recv_object", &start_recv_object, nb::arg("src"), nb::arg("tag"))
-        .def("recv_message", &start_recv_message, nb::arg("src"), nb::arg("tag"))
+        .def("recv_object", &start_recv_of_any_length<Wanted::Object>, nb::arg("src"), nb::arg("tag"))
+        .def("recv_message", &start_recv_of_any_length<Wanted::Any>, nb::arg("src"), nb::arg("tag"))
         .def("recv_arrived", &recv_arrived, nb::arg("src"), nb::arg("tag"))
         .def("probe_now", &probe_now, nb::arg("src").none(), nb::arg("tag").none())
         .def("send_object_now", &send_object_now, nb::arg("parts"), nb::arg("dest"), nb::arg("tag"))

@@ -33,7 +33,7 @@ bool send_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle la
         const nb::bytes stream = dump(object);
         const Stretch part{static_cast<const uint8_t*>(stream.data()), stream.size()};
         ReleaseGilToWait released(part.bytes);
-        c.messages().send_object_now({part}, to, tag, released.options());
+        c.messages().send_now(Send::of_object({&part, 1}, to, tag), released.options());
         return true;
     }
     send_object_now(c, nb::cast<nb::list>(encode(object)), to, tag);
@@ -45,8 +45,9 @@ bool isend_object_plain(Comm& c, nb::handle object, nb::handle dst, nb::handle l
     const int to = rank_or_tag(dst, c.world_size()), tag = rank_or_tag(label, kTags);
     if (to < 0 || tag < 0 || !is_basic(object)) return false;
     const nb::bytes stream = dump(object);
-    ReleaseGilToWait released(stream.size());
-    return c.messages().send_at_once(stream.data(), stream.size(), DType::U8, to, tag, released.options(), true);
+    const Stretch part{static_cast<const uint8_t*>(stream.data()), stream.size()};
+    ReleaseGilToWait released(part.bytes);
+    return c.messages().send_at_once(Send::of_object({&part, 1}, to, tag), released.options());
 }
 
 struct Received {
@@ -177,11 +178,11 @@ struct ObjectBlock {
     nb::object get() const {
         return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(bytes));
     }
-    // The object, if it is here and of basic types, else NotImplemented. own: this rank has encoded it.
-    nb::object load(nb::handle constructor, bool own) const {
+    // The object, which `from` has encoded, if it is here and of basic types, else NotImplemented.
+    nb::object load(const Comm& c, int from, nb::handle constructor) const {
         const nb::object found = get();
         if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
-        return own ? ::load(found) : load_allowed(found, constructor);
+        return from == c.rank() ? ::load(found) : load_allowed(found, constructor);
     }
 };
 static_assert(sizeof(ObjectBlock) == ObjectBlock::kBytes);
@@ -279,7 +280,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
         },
         [&](const ArrayCall& call) { c.broadcast(&block, sizeof block, DType::U8, src, call); },
         [&] {
-            nb::object found = sends ? nb::none() : block.load(constructor, false);
+            nb::object found = sends ? nb::none() : block.load(c, src, constructor);
             if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
                 found = completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
             return sends ? nb::borrow(object) : found;
@@ -416,7 +417,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
         c.scatter(blocks.data(), &block, sizeof block, DType::U8, src, call);
     };
     return in_one_call(c, encoding, first, [&] {
-        nb::object found = block.load(constructor, src == c.rank());
+        nb::object found = block.load(c, src, constructor);
         if (!found.is(not_implemented())) return found;
         return completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
     });

@@ -26,7 +26,7 @@ std::vector<uint64_t> rows_like(uint64_t rows, const PlainArray& x) {
 }
 
 uint8_t* memory_of(nb::handle array, size_t bytes) {
-    const PlainArray made(array, true);
+    const PlainArray made(array, Access::Write);
     if (!made || made.bytes() < bytes) throw rankwise::BadArgument("out: expected memory for the result");
     return made.data;
 }

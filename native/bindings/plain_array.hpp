@@ -7,17 +7,18 @@
 #include "numpy_arrays.hpp"
 #include "tensors.hpp"
 
-// The array in a call, if it is plain: contiguous, aligned, and of a dtype that ranks can exchange. any_strides:
-// NumPy's need not be contiguous or aligned.
+// The array in a call, if it is plain: contiguous, aligned, and of a dtype that ranks can exchange. With any
+// strides, NumPy's need not be contiguous or aligned.
 struct PlainArray {
     uint8_t* data = nullptr;
     uint64_t count = 1;
     int dtype = -1;
 
     PlainArray() = default;
-    PlainArray(nb::handle object, bool writable, bool any_strides = false) {
-        if (PyArrayObject* a = as_ndarray(object)) borrow(a, writable, any_strides);
-        else if (!object.is_none()) borrow_tensor(object, writable);
+    enum class Strides : bool { Contiguous, Any };
+    PlainArray(nb::handle object, Access access, Strides strides = Strides::Contiguous) {
+        if (PyArrayObject* a = as_ndarray(object)) borrow(a, access, strides);
+        else if (!object.is_none()) borrow_tensor(object, access);
         for (int i = 0; i < dims_; ++i) count *= uint64_t(dim(i));
     }
     explicit operator bool() const { return dtype >= 0; }
@@ -62,18 +63,18 @@ struct PlainArray {
     }
 
 private:
-    void borrow(PyArrayObject* a, bool writable, bool any_strides) {
-        const int memory = any_strides ? 0 : NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
-        const int wanted = memory | (writable ? NPY_ARRAY_WRITEABLE : 0);
+    void borrow(PyArrayObject* a, Access access, Strides strides) {
+        const int memory = strides == Strides::Any ? 0 : NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+        const int wanted = memory | (access == Access::Write ? NPY_ARRAY_WRITEABLE : 0);
         if ((PyArray_FLAGS(a) & wanted) != wanted) return;
         dtype = dtype_of(PyArray_DESCR(a));
         data = static_cast<uint8_t*>(PyArray_DATA(a));
         dims_ = PyArray_NDIM(a);
         shape_ = PyArray_DIMS(a);
-        if (any_strides) strides_ = PyArray_STRIDES(a);
+        if (strides == Strides::Any) strides_ = PyArray_STRIDES(a);
     }
-    void borrow_tensor(nb::handle object, bool writable) {
-        const BorrowedTensor found(object, writable);
+    void borrow_tensor(nb::handle object, Access access) {
+        const BorrowedTensor found(object, access);
         if (found.dtype < 0) return;
         dtype = found.dtype;
         data = static_cast<uint8_t*>(found.memory.data);

@@ -79,19 +79,25 @@ nb::bytes dump(nb::handle object) {
     return nb::steal<nb::bytes>(result);
 }
 
-nb::object load(nb::handle stream, bool raises) {
+static PyObject* load_or_null(nb::handle stream) {
     PyObject* const args[] = {stream.ptr()};
-    PyObject* const result = PyObject_Vectorcall(Pickle::get().loads.ptr(), args, 1, nullptr);
-    if (result) return nb::steal(result);
-    if (raises) nb::raise_python_error();
+    return PyObject_Vectorcall(Pickle::get().loads.ptr(), args, 1, nullptr);
+}
+
+nb::object load(nb::handle stream) {
+    if (PyObject* const loaded = load_or_null(stream)) return nb::steal(loaded);
     PyErr_Clear();
     return not_implemented();
 }
 
 nb::object load_allowed(nb::handle stream_, nb::handle constructor) {
     const auto stream = nb::borrow<nb::bytes>(stream_);
-    if (constructor.is_none())
-        return stream.size() && *stream.c_str() == kPickle ? load(stream, true) : not_implemented();
+    if (constructor.is_none()) {
+        if (!stream.size() || *stream.c_str() != kPickle) return not_implemented();
+        PyObject* const loaded = load_or_null(stream);
+        if (!loaded) nb::raise_python_error();
+        return nb::steal(loaded);
+    }
     try {
         if (check(stream, 0, nb::borrow<nb::tuple>(constructor))) return not_implemented();
     } catch (const std::exception&) {

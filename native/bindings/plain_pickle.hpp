@@ -12,7 +12,7 @@ inline nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
 
 // pickle.dumps and pickle.loads. If that fails, load raises the error, or returns NotImplemented.
 nb::bytes dump(nb::handle object);
-nb::object load(nb::handle stream, bool raises = false);
+nb::object load(nb::handle stream);
 // The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid. With None in
 // place of the constructor, the object of any pickle, or the error that it raises; NotImplemented for what does not
 // begin as a pickle.

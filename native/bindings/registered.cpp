@@ -56,10 +56,10 @@ private:
     // Smaller allocations come from malloc, because a block of the segment takes whole pages.
     static size_t from() { return page_bytes(); }
 
-    static void* make(void* self, size_t bytes) { return of(self).allocate(bytes, false); }
+    static void* make(void* self, size_t bytes) { return of(self).allocate(bytes, Contents::Undefined); }
     static void* make_zeroed(void* self, size_t count, size_t item) {
         size_t bytes;
-        return __builtin_mul_overflow(count, item, &bytes) ? nullptr : of(self).allocate(bytes, true);
+        return __builtin_mul_overflow(count, item, &bytes) ? nullptr : of(self).allocate(bytes, Contents::Zeros);
     }
     static void free(void* self, void* p, size_t) {
         if (!of(self).release(p)) std::free(p);
@@ -68,7 +68,7 @@ private:
         Allocator& a = of(self);
         const size_t before = a.size_of(p);
         if (!before && bytes < from()) return std::realloc(p, bytes);
-        void* moved = a.allocate(bytes, false);
+        void* moved = a.allocate(bytes, Contents::Undefined);
         if (!moved || !p) return moved;
         if (!before) {  // NumPy does not pass the old size, but realloc knows it
             void* grown = std::realloc(p, bytes);
@@ -84,10 +84,10 @@ private:
     }
 
     static Allocator& of(void* self) { return *static_cast<Allocator*>(self); }
-    void* allocate(size_t bytes, bool zeroed) {
+    void* allocate(size_t bytes, Contents contents) {
         if (bytes >= from()) {
             try {
-                auto memory = std::make_unique<Registered>(buffers_, bytes, zeroed);
+                auto memory = std::make_unique<Registered>(buffers_, bytes, contents);
                 void* p = memory->data();
                 std::lock_guard lock(mutex_);
                 blocks_.emplace(p, std::move(memory));
@@ -96,7 +96,8 @@ private:
                 return nullptr;  // NumPy raises a MemoryError
             }
         }
-        return zeroed ? std::calloc(std::max<size_t>(bytes, 1), 1) : std::malloc(std::max<size_t>(bytes, 1));
+        const size_t some = std::max<size_t>(bytes, 1);
+        return contents == Contents::Zeros ? std::calloc(some, 1) : std::malloc(some);
     }
     size_t size_of(void* p) {
         std::lock_guard lock(mutex_);

@@ -44,7 +44,7 @@ std::vector<uint8_t*> blocks_at(uint8_t* at, const Counts& counts, size_t row) {
 
 // An array of rows, and where a result of such rows goes.
 struct Rows {
-    Rows(nb::handle array, nb::handle out) : array(array), out(out), x(array, false), into(out, true) {}
+    Rows(nb::handle array, nb::handle out) : array(array), out(out), x(array, Access::Read), into(out, Access::Write) {}
     // Whether a result can be made: in `out`, if that has the right number of rows, or in a new array.
     bool fits() const {
         if (!x || x.dims() == 0) return false;
@@ -52,13 +52,13 @@ struct Rows {
         return into && into.dtype == x.dtype && x.same_shape(into, 1, 1) && into.dims() > 0 && x.apart_from(into);
     }
     // Makes the result of as many rows as the ranks send, as soon as that is known, and returns its memory.
-    // with_counts: the result is a tuple of it and the counts.
-    uint8_t* place(LateResult& late, const Counts& counts, bool with_counts = false) const {
+    enum class Gives : bool { Rows, RowsAndCounts };
+    uint8_t* place(LateResult& late, const Counts& counts, Gives gives = Gives::Rows) const {
         const size_t bytes = checked_bytes(sum(counts), x.row().bytes());
         return late.room(bytes, [&] {
             nb::object result = make(sum(counts));
             uint8_t* const memory = memory_of(result, bytes);
-            late.set(with_counts ? nb::object(nb::make_tuple(result, counts)) : result);
+            late.set(gives == Gives::RowsAndCounts ? nb::object(nb::make_tuple(result, counts)) : result);
             return memory;
         });
     }
@@ -128,7 +128,7 @@ bool all_to_all_of_rows(Comm& c, const Late& late, nb::handle array, nb::handle 
     const Counts sends = counts_in(c, numbers, x.rows());
     if (sends.empty()) return false;
     run(c, x.bytes(), x.row_description(), late, [=, &c](const CallOptions& options) {
-        const auto room = [&](const Counts& counts) { return given.place(*late, counts, true); };
+        const auto room = [&](const Counts& counts) { return given.place(*late, counts, Rows::Gives::RowsAndCounts); };
         c.all_to_all_sized(given.x.data, sends, given.x.row(), room, options);
         late->check();
     });

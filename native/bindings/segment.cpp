@@ -37,7 +37,8 @@ void bind_segment(nb::module_& m) {
                                                   unexpected_bytes,
                                                   &python()};
                 ReleaseGil released;
-                return Comm::join(std::move(segment), rank, timeout, process, settings, restart);
+                return Comm::join(std::move(segment), rank, timeout,
+                                  process ? Comm::RunsAs::Process : Comm::RunsAs::Thread, settings, restart);
             },
             nb::arg("rank"), nb::arg("timeout"), nb::arg("process"), nb::arg("algorithms") = NamePairs(),
             nb::arg("oversubscribed").none() = nb::none(), nb::arg("single_copy") = true, nb::arg("backend") = "shm",

@@ -120,7 +120,7 @@ template <class Form, Rules rules> struct Result {
                 return;
             }
         }
-        memory = PlainArray(out, true);
+        memory = PlainArray(out, Access::Write);
         if (!x || !memory || memory.dtype != x.dtype || !Form::fits(c, x, memory)) object.reset();
     }
     // The result, which was written.
@@ -138,7 +138,7 @@ private:
         const auto shape = Form::shape(c, x);
         if (!shape) return;
         object = new_like(array, *shape);
-        memory = PlainArray(object, true);
+        memory = PlainArray(object, Access::Write);
         is_new_ = true;
     }
     bool is_new_ = false;
@@ -148,7 +148,7 @@ private:
 class Contribution {
 public:
     Contribution(const PlainArray& x, nb::handle given)
-        : other_(given, false), own_(given.is_none()),
+        : other_(given, Access::Read), own_(given.is_none()),
           fits_(own_ ||
                 (x && other_ && other_.dtype == x.dtype && other_.same_shape(x, 0, 0) && other_.apart_from(x))) {}
     bool fits() const { return fits_; }
@@ -173,7 +173,7 @@ private:
 };
 
 template <Rules rules> bool all_reduce(Comm& c, nb::handle array, nb::handle op, nb::handle given) {
-    const PlainArray x(array, true);
+    const PlainArray x(array, Access::Write);
     Contribution mine(x, given);
     const auto named = reduction<rules>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
@@ -188,7 +188,7 @@ template <Rules rules> bool all_reduce(Comm& c, nb::handle array, nb::handle op,
 bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle given) {
     const int dst = rank_or_tag(to, c.world_size());
     if (dst < 0) return false;
-    const PlainArray x(array, dst == c.rank());
+    const PlainArray x(array, dst == c.rank() ? Access::Write : Access::Read);
     Contribution mine(x, given);
     const auto named = reduction<Rules::Group>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named) || !mine.fits()) return false;
@@ -204,7 +204,7 @@ bool reduce(Comm& c, nb::handle array, nb::handle to, nb::handle op, nb::handle 
 // given: as in a reduction, on src.
 template <Rules rules> bool broadcast(Comm& c, nb::handle array, nb::handle from, nb::handle given) {
     const int src = rank_or_tag(from, c.world_size());
-    const PlainArray x(array, true);
+    const PlainArray x(array, Access::Write);
     Contribution mine(x, src == c.rank() ? given : nb::handle(Py_None));
     if (!x || src < 0 || !mine.fits()) return false;
     mine.put_if_started(x);
@@ -266,7 +266,7 @@ nb::object array_of(nb::handle object) {
 
 template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle given, nb::handle out) {
     const nb::object array = array_of(given);
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     Result<Form, rules> result(c, array, x, out);
     if (!result.object) return {};
     run(c, result.memory.bytes(), described<rules>(x), result.object,
@@ -280,7 +280,7 @@ template <class Form, Rules rules> nb::object all_gather(Comm& c, nb::handle giv
 template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle given, nb::handle at, nb::handle out) {
     const int dst = rank_or_tag(at, c.world_size());
     const nb::object array = array_of(given);
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     if (!x || x.dims() >= kMostDims || dst < 0) return {};
     const auto call = [&](const nb::object& result, uint8_t* to) {
         run(c, x.bytes() * size_t(c.world_size()), described<rules>(x), result,
@@ -297,7 +297,7 @@ template <class Form, Rules rules> nb::object gather(Comm& c, nb::handle given, 
 }
 
 template <class Form, Rules rules> nb::object reduce_scatter(Comm& c, nb::handle array, nb::handle op, nb::handle out) {
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     const auto named = reduction<rules>(op);
     if (!x || !named || !reduce_kernel(DType(x.dtype), *named)) return {};
     Result<Form, rules> result(c, array, x, out);
@@ -311,7 +311,7 @@ template <class Form, Rules rules> nb::object reduce_scatter(Comm& c, nb::handle
 
 template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle given, nb::handle op, nb::handle out) {
     const nb::object array = array_of(given);
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     const auto named = reduction<rules>(op);
     if (!x || !named || *named == ReduceOp::MEAN || !reduce_kernel(DType(x.dtype), *named)) return {};
     Result<Same, rules> result(c, array, x, out);
@@ -324,7 +324,7 @@ template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle given
 }
 
 template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle array, nb::handle out) {
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     Result<Form, rules> result(c, array, x, out);
     if (!result.object) return {};
     run(c, x.bytes(), described<rules>(x), result.object, [=, &c, to = result.memory.data](const CallOptions& options) {
@@ -336,11 +336,11 @@ template <class Form, Rules rules> nb::object all_to_all(Comm& c, nb::handle arr
 // The ranks know what they receive.
 bool scatter_parts(Comm& c, nb::handle array, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
-    const PlainArray part(out, true);
+    const PlainArray part(out, Access::Write);
     if (!part || src < 0) return false;
     const uint8_t* data = nullptr;
     if (src == c.rank()) {
-        const PlainArray x(array, false);
+        const PlainArray x(array, Access::Read);
         if (!x || x.dtype != part.dtype || !Parts::fits(c, part, x)) return false;
         data = x.data;
     }

@@ -10,8 +10,9 @@ using Release = nb::call_guard<ReleaseGil>;
 constexpr double kForever = 1e9;  // seconds
 
 WorkHandle submit(HostStream& stream, nb::callable function) {
-    return WorkHandle::of_call(std::move(function),
-                               [&](std::function<void()> body) { return stream.submit(std::move(body), true); });
+    return WorkHandle::of_call(std::move(function), [&](std::function<void()> body) {
+        return stream.submit(std::move(body), CodeOf::Program);
+    });
 }
 
 void sync_stream(HostStream& stream, std::optional<double> timeout) {

@@ -132,9 +132,9 @@ bool contiguous(const dlpack::Tensor& t) {
 
 }  // namespace
 
-BorrowedTensor::BorrowedTensor(nb::handle object, bool writable) {
+BorrowedTensor::BorrowedTensor(nb::handle object, Access access) {
     const TensorType* type = type_of(object.ptr());
-    if (!type || (writable && !type->torch)) return;
+    if (!type || (access == Access::Write && !type->torch)) return;
     dlpack::Tensor& t = memory;
     if (type->tensor_of(object.ptr(), &t) || (type->torch && !type->torch->is_plain(object.ptr(), t.dtype))) {
         PyErr_Clear();  // the general path finds the same, and says what it is

@@ -44,7 +44,7 @@ public:
     WrittenOperation(std::shared_ptr<TraceWriter> writer, TraceEntry* entry, uint64_t began)
         : writer_(std::move(writer)), entry_(entry), waits_since_(began) {}
     WrittenOperation(const WrittenOperation&) = delete;
-    ~WrittenOperation() { end(false); }
+    ~WrittenOperation() { end(); }
     void wait() {
         if (!entry_ || waits_since_) return;
         entry_->clear(kBackground);
@@ -53,7 +53,7 @@ public:
     void matched(int peer, int tag) {
         if (entry_) entry_->set_peer(peer, tag);
     }
-    void end(bool failed) {
+    void end(bool failed = false) {
         if (TraceEntry* entry = std::exchange(entry_, nullptr))
             writer_->end(entry, waits_since_ ? ticks() - waits_since_ : 0, failed);
     }

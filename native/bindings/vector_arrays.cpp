@@ -30,8 +30,8 @@ struct Divided {
     Counts counts;
 
     // displs: where each block begins, or None. unit: how many elements a number counts as one.
-    Divided(const Comm& c, nb::handle array, nb::handle numbers, nb::handle displs, bool writable, uint64_t unit = 1)
-        : x(array, writable) {
+    Divided(const Comm& c, nb::handle array, nb::handle numbers, nb::handle displs, Access access, uint64_t unit = 1)
+        : x(array, access) {
         const Numbers sizes(c, numbers), starts(c, displs);
         for (size_t i = 0; i < size_t(c.world_size()); ++i) {
             const Py_ssize_t count = sizes[i];
@@ -53,8 +53,8 @@ private:
 };
 
 bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts, nb::handle displs) {
-    const PlainArray x(array, false);
-    const Divided into(c, out, counts, displs, true);
+    const PlainArray x(array, Access::Read);
+    const Divided into(c, out, counts, displs, Access::Write);
     if (!x || !into || !into.goes_with(x) || into.counts[size_t(c.rank())] != x.count) return false;
     run(c, into.x.bytes(), x.description(), out, [=, &c](const CallOptions& options) {
         c.all_gather_v(x.data, into.x.data, into.counts, DType(x.dtype), options);
@@ -64,7 +64,7 @@ bool all_gather_v(Comm& c, nb::handle array, nb::handle out, nb::handle counts, 
 
 bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle send_displs, nb::handle out,
                   nb::handle receives, nb::handle recv_displs) {
-    const Divided given(c, array, sends, send_displs, false), into(c, out, receives, recv_displs, true);
+    const Divided given(c, array, sends, send_displs, Access::Read), into(c, out, receives, recv_displs, Access::Write);
     if (!given || !into || !into.goes_with(given.x)) return false;
     run(c, into.x.bytes(), given.x.description(), out, [=, &c](const CallOptions& options) {
         c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);
@@ -74,8 +74,8 @@ bool all_to_all_v(Comm& c, nb::handle array, nb::handle sends, nb::handle send_d
 
 // out may be longer than this rank's block.
 bool reduce_scatter_v(Comm& c, nb::handle array, nb::handle op, nb::handle out, nb::handle counts) {
-    const Divided given(c, array, counts, nb::none(), false);
-    const PlainArray into(out, true);
+    const Divided given(c, array, counts, nb::none(), Access::Read);
+    const PlainArray into(out, Access::Write);
     const auto named = reduction_named(op);
     if (!given.whole() || !into || !given.goes_with(into) || given.counts[size_t(c.rank())] > into.count) return false;
     if (!named || !reduce_kernel(DType(into.dtype), *named)) return false;
@@ -115,12 +115,12 @@ void gather_blocks_to(Comm& c, const void* mine, size_t bytes, int root, uint8_t
 // out, counts, displs: of the root.
 bool gather_v(Comm& c, nb::handle array, nb::handle to, nb::handle out, nb::handle counts, nb::handle displs) {
     const int dst = rank_or_tag(to, c.world_size());
-    const PlainArray x(array, false);
+    const PlainArray x(array, Access::Read);
     if (!x || dst < 0) return false;
     std::optional<Divided> into;
     Counts sizes;
     if (dst == c.rank()) {
-        into.emplace(c, out, counts, displs, true);
+        into.emplace(c, out, counts, displs, Access::Write);
         if (!*into || !into->goes_with(x) || into->counts[size_t(dst)] != x.count) return false;
         sizes = in_bytes(*into);
     }
@@ -150,12 +150,12 @@ uint64_t scatter_blocks_from(Comm& c, const void* blocks, const Counts& sizes, i
 // array, counts, displs: of the root.
 bool scatter_v(Comm& c, nb::handle array, nb::handle counts, nb::handle displs, nb::handle from, nb::handle out) {
     const int src = rank_or_tag(from, c.world_size());
-    const PlainArray part(out, true);
+    const PlainArray part(out, Access::Write);
     if (!part || src < 0) return false;
     std::optional<Divided> given;
     Counts sizes;
     if (src == c.rank()) {
-        given.emplace(c, array, counts, displs, false);
+        given.emplace(c, array, counts, displs, Access::Read);
         if (!*given || !given->goes_with(part)) return false;
         sizes = in_bytes(*given);
     }
@@ -173,13 +173,13 @@ uint64_t scatter_blocks(Comm& c, Address blocks, const Counts& sizes, int root, 
 
 bool all_to_all_rows(Comm& c, nb::handle array, nb::handle splits, nb::handle out, nb::handle out_splits) {
     const auto row = [](nb::handle rows) -> uint64_t {
-        const PlainArray x(rows, false);
+        const PlainArray x(rows, Access::Read);
         return x && x.dims() > 0 && x.count ? x.count / uint64_t(x.dim(0)) : 0;
     };
     const uint64_t row_in = row(array), row_out = row(out);
     if (!row_in || !row_out) return false;
-    const Divided given(c, array, splits, nb::none(), false, row_in),
-        into(c, out, out_splits, nb::none(), true, row_out);
+    const Divided given(c, array, splits, nb::none(), Access::Read, row_in),
+        into(c, out, out_splits, nb::none(), Access::Write, row_out);
     if (!given.whole() || !into.whole() || !into.goes_with(given.x)) return false;
     run(c, into.x.bytes(), {}, nb::none(), [=, &c](const CallOptions& options) {
         c.all_to_all_v(given.x.data, into.x.data, given.counts, into.counts, DType(into.x.dtype), options);

@@ -115,7 +115,7 @@ std::shared_ptr<Comm> alone() {
     refuse_other_launchers();
     Settings own = settings(1);
     own.backend = "solo";
-    return Comm::join(Segment::create(1), 0, timeout(), false, own);
+    return Comm::join(Segment::create(1), 0, timeout(), Comm::RunsAs::Thread, own);
 }
 
 bool is_memory(int fd, const char* name) {
@@ -153,7 +153,7 @@ std::shared_ptr<Comm> join_job() {
         throw Unsupported("init", backend, "a compiled program uses shm; leave RANKWISE_BACKEND and --backend out");
     const std::shared_ptr<Segment> segment = inherited(*fd);
     if (const auto launcher = integer("RANKWISE_LAUNCHER_PID")) end_with(*launcher);
-    return Comm::join(segment, *rank, timeout(), true, settings(segment->world_size()),
+    return Comm::join(segment, *rank, timeout(), Comm::RunsAs::Process, settings(segment->world_size()),
                       uint32_t(integer("RANKWISE_RESTART").value_or(0)));
 }
 

@@ -47,23 +47,24 @@ void finish(rankwise_request& request, std::optional<double> timeout, rankwise_m
 
 int rankwise_send(rankwise_comm comm, const void* data, uint64_t count, rankwise_dtype dtype, int dest, int tag) {
     return guarded([&] {
-        checked(comm).messages().send_now(memory(data, count, "data"), count, checked(dtype), dest, checked_tag(tag));
+        checked(comm).messages().send_now({memory(data, count, "data"), count, checked(dtype), dest, checked_tag(tag)});
     });
 }
 
 int rankwise_recv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                   rankwise_message* message) {
     return guarded([&] {
-        describe(message, checked(comm).messages().recv_now(memory(data, count, "data"), count, checked(dtype),
-                                                            checked_source(src), checked_tag(tag, kAny)));
+        describe(message, checked(comm).messages().recv_now({memory(data, count, "data"), count, checked(dtype),
+                                                             checked_source(src), checked_tag(tag, kAny)}));
     });
 }
 
 int rankwise_recv_up_to(rankwise_comm comm, void* data, uint64_t count, rankwise_dtype dtype, int src, int tag,
                         rankwise_message* message) {
     return guarded([&] {
-        describe(message, checked(comm).messages().recv_up_to_now(memory(data, count, "data"), count, checked(dtype),
-                                                                  checked_source(src), checked_tag(tag, kAny)));
+        describe(message,
+                 checked(comm).messages().recv_now({memory(data, count, "data"), count, checked(dtype),
+                                                    checked_source(src), checked_tag(tag, kAny), Wanted::UpTo}));
     });
 }
 
@@ -72,9 +73,8 @@ int rankwise_isend(rankwise_comm comm, const void* data, uint64_t count, rankwis
     return guarded([&] {
         result(request, "request") = nullptr;
         Comm& c = checked(comm);
-        memory(data, count, "data");
-        if (!c.messages().send_at_once(data, count, checked(dtype), dest, checked_tag(tag)))
-            *request = new rankwise_request_s{c.messages().send(data, count, checked(dtype), dest, tag)};
+        const Send message{memory(data, count, "data"), count, checked(dtype), dest, checked_tag(tag)};
+        if (!c.messages().send_at_once(message)) *request = new rankwise_request_s{c.messages().send(message)};
     });
 }
 
@@ -83,7 +83,7 @@ int rankwise_irecv(rankwise_comm comm, void* data, uint64_t count, rankwise_dtyp
     return guarded([&] {
         result(request, "request") = nullptr;
         *request = new rankwise_request_s{checked(comm).messages().recv(
-            memory(data, count, "data"), count, checked(dtype), checked_source(src), checked_tag(tag, kAny))};
+            {memory(data, count, "data"), count, checked(dtype), checked_source(src), checked_tag(tag, kAny)})};
     });
 }
 

@@ -43,7 +43,7 @@ Comm::Lock Comm::lock(const CallOptions& options) {
     return Lock(call);
 }
 
-std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
+std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int rank, double timeout, RunsAs runs_as,
                                  const Settings& settings, uint32_t restart) {
     RankRecord& me = segment->record(checked_number("rank", rank, segment->world_size()));
     if (me.joined.load() > restart)
@@ -51,7 +51,7 @@ std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int ra
     SegmentHeader& header = segment->header();
     if (restart > 0) prepare_replacement(*segment, rank, restart);
     const TracedCall traced(*segment, rank, Op::Join, 0, settings.part);
-    if (process) segment->set_owner(rank, restart);
+    if (runs_as == RunsAs::Process) segment->set_owner(rank, restart);
     auto buffers = std::make_shared<BufferCache>(segment);
     me.pid = QualifiedPid::own();
     if (restart > 0) {
@@ -64,7 +64,7 @@ std::shared_ptr<Comm> Comm::join(const std::shared_ptr<Segment>& segment, int ra
     segment->announce_roster();
     try {
         comm->await_joined();
-        if (process) watch_peers(segment, rank, *settings.program);
+        if (runs_as == RunsAs::Process) watch_peers(segment, rank, *settings.program);
         comm->agree_on_conditions();
         return comm;
     } catch (const PeerLost&) {
@@ -241,9 +241,9 @@ void Comm::check_counts(const Counts& counts, const char* argument) const {
                           " counts given, expected one for each of " + std::to_string(world_size()) + " ranks");
 }
 
-std::shared_ptr<Registered> Comm::allocate(size_t bytes, bool zeroed) {
+std::shared_ptr<Registered> Comm::allocate(size_t bytes, Contents contents) {
     check_open();
-    return std::make_shared<Registered>(buffers_, bytes, zeroed);
+    return std::make_shared<Registered>(buffers_, bytes, contents);
 }
 
 std::shared_ptr<SharedBlock> Comm::shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket,

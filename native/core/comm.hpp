@@ -31,11 +31,13 @@ class Comm {
 public:
     using Lock = GroupMemory::Lock;
 
-    // Joins `segment` as `rank`, and returns when all its ranks have joined. process: this rank is a process of its
-    // own, so its peers are watched. All ranks must give the same settings; if they differ, every rank throws
-    // BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process that replaces a lost one, how
-    // many have been started for this rank before: then it joins the survivors, which call restore.
-    static std::shared_ptr<Comm> join(const std::shared_ptr<Segment>& segment, int rank, double timeout, bool process,
+    // A rank that is a process of its own watches its peers.
+    enum class RunsAs : bool { Thread, Process };
+    // Joins `segment` as `rank`, and returns when all its ranks have joined. All ranks must give the same settings; if
+    // they differ, every rank throws BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process
+    // that replaces a lost one, how many have been started for this rank before: then it joins the survivors, which
+    // call restore.
+    static std::shared_ptr<Comm> join(const std::shared_ptr<Segment>& segment, int rank, double timeout, RunsAs runs_as,
                                       const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
     // Closes, and waits until no other thread uses this any more.
@@ -53,7 +55,7 @@ public:
     }
 
     // Registered memory, which collectives access in place. Throws OutOfMemory.
-    std::shared_ptr<Registered> allocate(size_t bytes, bool zeroed = true);
+    std::shared_ptr<Registered> allocate(size_t bytes, Contents contents = Contents::Zeros);
     // A block that this rank makes, or takes with the ticket of the rank that has made it (shared_block.hpp). filled:
     // a rank writes all of it to the segment's file before anybody uses it; until then it has no memory.
     std::shared_ptr<SharedBlock> shared_block(size_t bytes, const std::optional<SharedBlock::Ticket>& ticket = {},
@@ -115,9 +117,8 @@ public:
     // blocking call: in the thread that waits for it, or in a thread of the stream. The Task's wait rethrows what it
     // throws. place: where the program makes the call.
     template <class Call> std::shared_ptr<Task> start(Call call, const CodePlace& place = {});  // started.hpp
-    // Runs any function in a thread of the stream, in this order. of_program: it is the program's own code, which may
-    // never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false);
+    // Runs any function in a thread of the stream, in this order.
+    std::shared_ptr<Task> submit(std::function<void()> body, CodeOf whose = CodeOf::Engine);
     // The same for code of the program that makes calls of this communicator. The thread that waits for it runs it, if
     // no thread of the stream has begun to, as one does when a peer waits for this rank.
     std::shared_ptr<Task> start_body(std::function<void()> body);
@@ -202,8 +203,8 @@ private:
     void begin_after_others(const CallOptions& options);
     std::shared_ptr<Task> start_call(std::shared_ptr<StartedCall> call, const CodePlace& place);
     void complete(Started& started, const CallOptions& options);
-    std::shared_ptr<Task> defer(std::shared_ptr<Task> task, bool overlaps, std::string site,
-                                const CodePlace& place = {});
+    enum class Runs : bool { WhenAwaited, AtOnce };
+    std::shared_ptr<Task> defer(std::shared_ptr<Task> task, Runs runs, std::string site, const CodePlace& place = {});
     void deferred_begins();
     void hurry() noexcept;
     // What is no call, but uses the group's memory.

@@ -16,14 +16,14 @@ std::shared_ptr<Task> Comm::start_call(std::shared_ptr<StartedCall> call, const 
         if (call->begin())
             return call->complete() ? Stream::finished(call) : stream_.enqueue(call, std::move(site), place);
     }
-    const bool overlaps = call->overlaps();
-    return defer(std::move(call), overlaps, std::move(site), place);
+    const Runs runs = call->overlaps() ? Runs::AtOnce : Runs::WhenAwaited;
+    return defer(std::move(call), runs, std::move(site), place);
 }
 
 // Code of the program that makes several calls.
 class Comm::Body final : public FunctionTask {
 public:
-    Body(Comm& comm, std::function<void()> body) : FunctionTask(std::move(body), true), comm_(comm) {}
+    Body(Comm& comm, std::function<void()> body) : FunctionTask(std::move(body), CodeOf::Program), comm_(comm) {}
 
 private:
     bool for_waiters() const override { return true; }
@@ -39,15 +39,16 @@ private:
 
 std::shared_ptr<Task> Comm::start_body(std::function<void()> body) {
     const OpenLease lease(*this);
-    return defer(std::make_shared<Body>(*this, std::move(body)), false, Stream::call_site(transport_.program));
+    return defer(std::make_shared<Body>(*this, std::move(body)), Runs::WhenAwaited,
+                 Stream::call_site(transport_.program));
 }
 
-// Queues what has not begun, for whoever waits for it, or for a thread: at once if it shall overlap with the program,
-// or else when a peer waits for this rank.
-std::shared_ptr<Task> Comm::defer(std::shared_ptr<Task> task, bool overlaps, std::string site, const CodePlace& place) {
+// Queues what has not begun, for whoever waits for it, or for a thread: at once, so that it overlaps with the program,
+// or when a peer waits for this rank.
+std::shared_ptr<Task> Comm::defer(std::shared_ptr<Task> task, Runs runs, std::string site, const CodePlace& place) {
     stand_in_.listen();
     task = stream_.enqueue(std::move(task), std::move(site), place);
-    if (transport_.ring.announce_deferred() || overlaps) hurry();
+    if (transport_.ring.announce_deferred() || runs == Runs::AtOnce) hurry();
     return task;
 }
 
@@ -121,9 +122,9 @@ void Comm::complete(Started& started, const CallOptions& options) {
     }
 }
 
-std::shared_ptr<Task> Comm::submit(std::function<void()> body, bool of_program) {
+std::shared_ptr<Task> Comm::submit(std::function<void()> body, CodeOf whose) {
     check_open();
-    return stream_.submit(std::move(body), of_program, Stream::call_site(transport_.program));
+    return stream_.submit(std::move(body), whose, Stream::call_site(transport_.program));
 }
 
 void Comm::record_event(uint64_t event) {

@@ -275,7 +275,8 @@ void different_settings() {
         for (int rank = 0; rank < 3; ++rank)
             threads.emplace_back([&, rank] {
                 const Settings mine = rank == 1 ? other : settings(false, true);
-                CHECK_EQ(ranks::thrown([&] { Comm::join(segment, rank, 30, false, mine); }), "BadArgument");
+                CHECK_EQ(ranks::thrown([&] { Comm::join(segment, rank, 30, Comm::RunsAs::Thread, mine); }),
+                         "BadArgument");
             });
         for (auto& t : threads) t.join();
     }

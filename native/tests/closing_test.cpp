@@ -39,7 +39,7 @@ private:
 struct Alone {
     const std::shared_ptr<Segment> segment = Segment::create(1);
     const std::shared_ptr<Comm> whole;
-    explicit Alone(const Settings& settings = {}) : whole(Comm::join(segment, 0, 60, false, settings)) {}
+    explicit Alone(const Settings& settings = {}) : whole(Comm::join(segment, 0, 60, Comm::RunsAs::Thread, settings)) {}
     ~Alone() { whole->close(1); }
     std::shared_ptr<Comm> part() const { return whole->split(0, 0); }
     Unused unused() const { return Unused(*segment, group_segment_bytes(1)); }
@@ -80,9 +80,9 @@ void calls_race_with_close() {
     });
     closed_meanwhile([](Comm& c) {
         int64_t x = 1;
-        c.messages().send(&x, 1, DType::I64, 0, 0);
+        c.messages().send({&x, 1, DType::I64, 0, 0});
         if (!c.messages().probe(0, 0)) throw Closed("the message to itself is missing");
-        c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+        c.messages().recv({&x, 1, DType::I64, 0, 0})->wait(std::nullopt);
     });
     const uint64_t event = events::create();
     closed_meanwhile([&](Comm& c) {
@@ -160,7 +160,7 @@ void closed_on_its_stream() {
                 CHECK_EQ(bool(part->close(60)), more);
                 CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Closed");
             },
-            true);
+            CodeOf::Program);
         const auto behind = more ? part->submit([&] { part->barrier(); }) : nullptr;
         queued = true;
         closes->wait(60);
@@ -202,7 +202,7 @@ void destroyed_while_a_thread_waits() {
     for (int round = 0; round < 20; ++round) {
         auto part = rank.part();
         int64_t x = 0;
-        const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
+        const auto request = part->messages().recv({&x, 1, DType::I64, 0, 0});
         std::thread waiter([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), "Closed"); });
         std::this_thread::sleep_for(microseconds(100 * round));
         part.reset();
@@ -249,7 +249,7 @@ void closed_by_a_signal_handler() {
     const Alone rank(handler.settings());
     const auto part = rank.part();
     int64_t x = 0;
-    const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
+    const auto request = part->messages().recv({&x, 1, DType::I64, 0, 0});
     std::optional<Unused> memory;
     handler.on_signal = [&] {
         part->close(1);
@@ -264,7 +264,7 @@ void closed_by_a_signal_handler_in_a_collective() {
     const auto segment = Segment::create(2);
     const auto run = [&](int rank) {
         Handler handler;
-        const auto whole = Comm::join(segment, rank, 60, false, handler.settings());
+        const auto whole = Comm::join(segment, rank, 60, Comm::RunsAs::Thread, handler.settings());
         Comm& c = *whole;
         const size_t blocks = c.segment()->heap().allocated_blocks();
         c.barrier();
@@ -354,7 +354,7 @@ void large_receives_race_with_close() {
             if (c.rank() == 0) {
                 other = std::thread([&] {
                     how = ranks::thrown([&] {
-                        for (;; begun = true) part->messages().recv(in.data(), in.size(), DType::I64, 1, 0)->cancel();
+                        for (;; begun = true) part->messages().recv({in.data(), in.size(), DType::I64, 1, 0})->cancel();
                     });
                 });
                 while (!begun) std::this_thread::yield();
@@ -401,10 +401,10 @@ void cancelled_again_after_close() {
     const Alone alone;
     const auto part = alone.part();
     int64_t x = 0;
-    const auto received = part->messages().recv(&x, 1, DType::I64, 0, 0);
-    part->messages().send_now(&x, 1, DType::I64, 0, 0);
-    const auto pending = part->messages().recv(&x, 1, DType::I64, 0, 0);
-    const auto cancelled = part->messages().recv(&x, 1, DType::I64, 0, 1);
+    const auto received = part->messages().recv({&x, 1, DType::I64, 0, 0});
+    part->messages().send_now({&x, 1, DType::I64, 0, 0});
+    const auto pending = part->messages().recv({&x, 1, DType::I64, 0, 0});
+    const auto cancelled = part->messages().recv({&x, 1, DType::I64, 0, 1});
     cancelled->cancel();
     part->close(1);
     const Unused unused = alone.unused();

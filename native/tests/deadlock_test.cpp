@@ -70,23 +70,23 @@ template <class Zero, class One> std::vector<std::string> both(Zero&& zero, One&
 
 void receive(Comm& c) {
     double x = 0;
-    c.messages().recv_now(&x, 1, DType::F64, 1 - c.rank(), 3);
+    c.messages().recv_now({&x, 1, DType::F64, 1 - c.rank(), 3});
 }
 
 void send_much(Comm& c) {
     std::vector<double> x(kLong);
-    c.messages().send_now(x.data(), kLong, DType::F64, 1 - c.rank(), 3);
+    c.messages().send_now({x.data(), kLong, DType::F64, 1 - c.rank(), 3});
 }
 
 void send_synchronously(Comm& c) {
     const double x = 0;
-    c.messages().send_synchronously(&x, 1, DType::F64, 1 - c.rank(), 3)->wait(std::nullopt);
+    c.messages().send({&x, 1, DType::F64, 1 - c.rank(), 3, Send::Mode::Synchronous})->wait(std::nullopt);
 }
 
 void wait_after_other_messages(Comm& c) {
     double x = 0, y = 0;
-    const auto early = c.messages().recv(&x, 1, DType::F64, 1 - c.rank(), 8);
-    c.messages().recv_now(&y, 1, DType::F64, 1 - c.rank(), 3);
+    const auto early = c.messages().recv({&x, 1, DType::F64, 1 - c.rank(), 8});
+    c.messages().recv_now({&y, 1, DType::F64, 1 - c.rank(), 3});
 }
 
 void barrier(Comm& c) { c.barrier(); }
@@ -121,7 +121,7 @@ void deadlocks() {
 
     const auto another = [](Comm& c) {
         double x = 0;
-        c.messages().recv_now(&x, 1, DType::F64, 1 - c.rank(), 4);
+        c.messages().recv_now({&x, 1, DType::F64, 1 - c.rank(), 4});
     };
     CHECK(has(both(another, send_synchronously)[0],
               "a deadlock: rank 0 waits for rank 1 (recv, tag 4), and rank 1 waits for rank 0 (send, tag 3)\n"));
@@ -156,7 +156,7 @@ void no_deadlocks() {
         [](Comm& c) {  // the program means to come back
             double x = 0;
             c.set_timeout(60);
-            c.messages().recv(&x, 1, DType::F64, 1, 3)->wait(kTimeout);
+            c.messages().recv({&x, 1, DType::F64, 1, 3})->wait(kTimeout);
         },
         receive));
 }
@@ -170,7 +170,7 @@ int processes(int n, const Body& body, const Meanwhile& meanwhile, const Setting
         pids.push_back(fork());
         if (pids.back()) continue;
         signal(SIGALRM, SIG_DFL);  // the test's own handler could send, for all that the ranks know
-        const auto comm = Comm::join(segment, rank, 60, false, settings);
+        const auto comm = Comm::join(segment, rank, 60, Comm::RunsAs::Thread, settings);
         comm->barrier();
         const std::string error = error_of([&] { body(*comm); });
         if (!error.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, error.c_str());
@@ -191,12 +191,12 @@ void nothing(const std::vector<int>&) {}
 
 void receive_from_previous(Comm& c) {
     double x = 0;
-    c.messages().recv_now(&x, 1, DType::F64, (c.rank() + c.world_size() - 1) % c.world_size(), 3);
+    c.messages().recv_now({&x, 1, DType::F64, (c.rank() + c.world_size() - 1) % c.world_size(), 3});
 }
 
 void send_to_next(Comm& c) {
     const double x = 0;
-    c.messages().send_now(&x, 1, DType::F64, (c.rank() + 1) % c.world_size(), 3);
+    c.messages().send_now({&x, 1, DType::F64, (c.rank() + 1) % c.world_size(), 3});
 }
 
 // Long before the timeout of 60 s.
@@ -246,7 +246,7 @@ void waits_that_end() {
 
     const auto after_its_limit = [](Comm& c) {
         double x = 0;
-        const auto message = c.messages().recv(&x, 1, DType::F64, 2, 3);
+        const auto message = c.messages().recv({&x, 1, DType::F64, 2, 3});
         if (!has(error_of([&] { message->wait(1.5); }), "not complete within 1.5 s")) throw Error("it was complete");
         send_to_next(c);
         message->wait(std::nullopt);

@@ -38,7 +38,7 @@ void run(const std::function<void(Comm&, Program& own, Program& other)>& body) {
         threads.emplace_back([&, rank] {
             Settings settings;
             settings.program = &programs[rank];
-            const auto comm = Comm::join(segment, rank, 60, false, settings);
+            const auto comm = Comm::join(segment, rank, 60, Comm::RunsAs::Thread, settings);
             body(*comm, programs[rank], programs[1 - rank]);
             comm->close(5);
         });
@@ -56,7 +56,7 @@ void interrupts(Comm& c, Program& own, Program& other) {
     int64_t x = 0;
     if (c.rank() == 0) {
         own.stops = true;
-        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(&x, 1, DType::I64, 1, 0); }), "Interrupted");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now({&x, 1, DType::I64, 1, 0}); }), "Interrupted");
         std::atomic<bool> over{false};
         const auto stream = HostStream::create(own);
         const auto task = stream->submit([&] {
@@ -67,9 +67,9 @@ void interrupts(Comm& c, Program& own, Program& other) {
         over = true;
         await_sleep(other);
         x = 5;
-        c.messages().send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now({&x, 1, DType::I64, 1, 0});
     } else {
-        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now({&x, 1, DType::I64, 0, 0});
         CHECK_EQ(x, 5);
     }
     c.barrier();
@@ -78,9 +78,9 @@ void interrupts(Comm& c, Program& own, Program& other) {
     if (c.rank() == 0) {
         own.stops = true;
         CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "Interrupted");
-        c.messages().send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now({&x, 1, DType::I64, 1, 0});
     } else {
-        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now({&x, 1, DType::I64, 0, 0});
         CHECK_EQ(ranks::thrown([&] { part->barrier(); }), "PeerLost");
     }
 }
@@ -110,11 +110,11 @@ void locks(Comm& c, Program&, Program& other) {
     c.split(c.rank(), 0)->barrier({{}, &does_not});
     CHECK_EQ(does_not.released, 0);
     if (c.rank() == 0) {
-        c.messages().recv_now(&x, 1, DType::I64, 1, 0, {{}, &waits});
+        c.messages().recv_now({&x, 1, DType::I64, 1, 0}, {{}, &waits});
         CHECK(waits.released > 0);
     } else {
         await_sleep(other);
-        c.messages().send_now(&x, 1, DType::I64, 0, 0);
+        c.messages().send_now({&x, 1, DType::I64, 0, 0});
     }
 }
 
@@ -127,9 +127,9 @@ void debuggers(Comm& c, Program& own, Program&) {
         CHECK(!c.messages().await_arrival(1, 0, 0.05));
         CHECK(Clock::now() - begin > std::chrono::milliseconds(250));
         CHECK_EQ(own.sessions, 0);
-        c.messages().send_now(&x, 1, DType::I64, 1, 0);
+        c.messages().send_now({&x, 1, DType::I64, 1, 0});
     } else {
-        c.messages().recv_now(&x, 1, DType::I64, 0, 0);
+        c.messages().recv_now({&x, 1, DType::I64, 0, 0});
     }
 }
 

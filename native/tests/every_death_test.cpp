@@ -90,7 +90,7 @@ void check(const Trial& trial, int rank, const Ending& call, const Ending& next)
     Settings settings = trial.operation.settings;
     settings.program = &program;
     if (trial.fault.from_the_start) refuse(trial, rank);
-    const auto comm = Comm::join(segment, rank, 20, true, settings);
+    const auto comm = Comm::join(segment, rank, 20, Comm::RunsAs::Process, settings);
     comm->barrier_without_sync();
     if (!trial.fault.from_the_start) refuse(trial, rank);
     every::Rank context{*comm, trial.text(), trial.victim};

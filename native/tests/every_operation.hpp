@@ -333,22 +333,22 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
     const auto start_both = [=](Rank& r, int from, int to) {
         r.part(0, [&] {
             r.x = r.room(count);
-            r.requests.push_back(r.c.messages().recv(r.x, count, f32, from, 0));
+            r.requests.push_back(r.c.messages().recv({r.x, count, f32, from, 0}));
         });
-        r.part(1, [&] { r.requests.push_back(r.c.messages().send(r.own(count), count, f32, to, 0)); });
+        r.part(1, [&] { r.requests.push_back(r.c.messages().send({r.own(count), count, f32, to, 0})); });
     };
     const auto send_again = [=](Rank& r, int to) {  // the message that was interrupted may have been delivered
-        r.requests.push_back(r.c.messages().send(r.own(count), count, f32, to, 0));
+        r.requests.push_back(r.c.messages().send({r.own(count), count, f32, to, 0}));
     };
     all.push_back({"send and recv" + text,
                    [=](Rank& r) {
                        const auto send = [&](Rank&, int to) {
                            if (r.again) send_again(r, to);
-                           else r.c.messages().send_now(r.own(count), count, f32, to, 0);
+                           else r.c.messages().send_now({r.own(count), count, f32, to, 0});
                        };
                        const auto receive = [&](Rank&, int from) {
                            float* const x = r.room(count);
-                           r.c.messages().recv_now(x, count, f32, from, 0);
+                           r.c.messages().recv_now({x, count, f32, from, 0});
                            r.expect(x, count, numbers::of(from));
                        };
                        in_turn(r, send, receive);
@@ -359,7 +359,7 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
                    [=](Rank& r) {
                        const auto send = [&](Rank&, int to) {
                            if (r.again) send_again(r, to);
-                           else r.c.messages().send_now(r.own(count), count, f32, to, 0);
+                           else r.c.messages().send_now({r.own(count), count, f32, to, 0});
                        };
                        const auto receive = [&](Rank&, int from) {
                            std::vector<float> kept(count);
@@ -382,14 +382,15 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
                    [=](Rank& r) {
                        const auto send = [&](Rank&, int to) {
                            if (r.requests.empty())
-                               r.requests.push_back(r.c.messages().send_synchronously(r.own(count), count, f32, to, 0));
+                               r.requests.push_back(
+                                   r.c.messages().send({r.own(count), count, f32, to, 0, Send::Mode::Synchronous}));
                            r.requests.back()->wait(5);
                        };
                        const auto receive = [&](Rank&, int from) {
                            const auto found = r.c.messages().await_arrival(from, 0, 5);
                            CHECK(found && found->count == count, r.what);
                            float* const x = r.room(count);
-                           r.c.messages().recv_now(x, count, f32, from, 0);
+                           r.c.messages().recv_now({x, count, f32, from, 0});
                            r.expect(x, count, numbers::of(from));
                        };
                        in_turn(r, send, receive);
@@ -416,20 +417,20 @@ inline void add_messages(std::vector<Case>& all, uint64_t count) {
                    Case::Continues});
     all.push_back({"exchange" + text,
                    [=](Rank& r) {
-                       std::vector<Transfer> sends, receives;
+                       std::vector<Send> sends;
+                       std::vector<Receive> receives;
                        for (int p = 0; p < r.n; ++p) {
                            if (p == r.me) continue;
                            sends.push_back({r.own(count), count, f32, p, 0});
                            receives.push_back({r.room(count), count, f32, p, 0});
                        }
                        if (r.again) {  // what was sent may have been delivered
-                           for (const Transfer& t : sends)
-                               r.requests.push_back(r.c.messages().send(t.data, count, f32, t.peer, 0));
+                           for (const Send& each : sends) r.requests.push_back(r.c.messages().send(each));
                            sends.clear();
                        }
                        r.c.messages().exchange(sends, receives);
-                       for (const Transfer& t : receives)
-                           r.expect(static_cast<const float*>(t.data), count, numbers::of(t.peer));
+                       for (const Receive& each : receives)
+                           r.expect(static_cast<const float*>(each.data), count, numbers::of(each.from));
                    },
                    {},
                    Case::Continues});

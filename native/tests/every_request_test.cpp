@@ -118,7 +118,7 @@ template <class Body> int in_processes(const Case& operation, int n, const Body&
         if (pid == 0) {
             check::failures = 0;
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            const auto comm = Comm::join(segment, rank, 20, true, operation.settings);
+            const auto comm = Comm::join(segment, rank, 20, Comm::RunsAs::Process, operation.settings);
             // Whoever finds that a rank has left the group does not wait for the status with which it may have exited.
             segment->record(rank).exit_status = uint64_t(1) << 32;
             body(*comm, made);

@@ -12,13 +12,14 @@ using ranks::message;
 namespace {
 
 // Two messages to the next rank and two from the previous one, of lengths that differ.
-void around_the_ring(Comm& c, uint64_t first, uint64_t second, bool up_to) {
+void around_the_ring(Comm& c, uint64_t first, uint64_t second, Wanted wanted) {
+    const bool up_to = wanted == Wanted::UpTo;
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     auto a = message(c.rank(), 1, first), b = message(c.rank(), 2, second);
     std::vector<int64_t> in_a(first), in_b(second + up_to);
-    const Transfer sends[] = {{a.data(), first, DType::I64, next, 1}, {b.data(), second, DType::I64, next, 2}};
-    const Transfer receives[] = {{in_a.data(), in_a.size(), DType::I64, previous, 1, up_to},
-                                 {in_b.data(), in_b.size(), DType::I64, up_to ? kAny : previous, 2, up_to}};
+    const Send sends[] = {{a.data(), first, DType::I64, next, 1}, {b.data(), second, DType::I64, next, 2}};
+    const Receive receives[] = {{in_a.data(), in_a.size(), DType::I64, previous, 1, wanted},
+                                {in_b.data(), in_b.size(), DType::I64, up_to ? kAny : previous, 2, wanted}};
     const Arrival last = c.messages().exchange(sends, receives);
     in_b.resize(second);
     CHECK(in_a == message(previous, 1, first) && in_b == message(previous, 2, second),
@@ -29,7 +30,8 @@ void around_the_ring(Comm& c, uint64_t first, uint64_t second, bool up_to) {
 
 void one_side(Comm& c) {
     int64_t x = c.rank();
-    const Transfer sends{&x, 1, DType::I64, c.world_size() - 1, 3}, receives{&x, 1, DType::I64, 0, 3};
+    const Send sends{&x, 1, DType::I64, c.world_size() - 1, 3};
+    const Receive receives{&x, 1, DType::I64, 0, 3};
     if (c.rank() == 0) c.messages().exchange({&sends, 1}, {});
     if (c.rank() == c.world_size() - 1) {
         x = 99;
@@ -44,13 +46,13 @@ void mismatch(Comm& c, uint64_t count) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     auto out = message(c.rank(), 4, count);
     std::vector<int64_t> in(count), other(count + 1);
-    const Transfer sends[] = {{out.data(), count, DType::I64, next, 4}, {out.data(), count, DType::I64, next, 5}};
-    const Transfer receives[] = {{other.data(), count + 1, DType::I64, previous, 4},
-                                 {in.data(), count, DType::I64, previous, 5}};
+    const Send sends[] = {{out.data(), count, DType::I64, next, 4}, {out.data(), count, DType::I64, next, 5}};
+    const Receive receives[] = {{other.data(), count + 1, DType::I64, previous, 4},
+                                {in.data(), count, DType::I64, previous, 5}};
     CHECK_EQ(ranks::thrown([&] { c.messages().exchange(sends, receives); }), "Mismatch");
     CHECK(in == message(previous, 4, count), "the other receive of " << count);
     in.assign(count, 0);
-    c.messages().recv_now(in.data(), count, DType::I64, previous, 4);
+    c.messages().recv_now({in.data(), count, DType::I64, previous, 4});
     CHECK(in == message(previous, 4, count), "the message of " << count << " is still there");
 }
 
@@ -59,10 +61,10 @@ void timeout(Comm& c, uint64_t count) {
     const double limit = c.timeout();
     {
         std::vector<int64_t> gone(count);
-        const Transfer receives[] = {{gone.data(), count, DType::I64, c.rank(), 6},
-                                     {gone.data(), count, DType::I64, c.rank(), 7}};
+        const Receive receives[] = {{gone.data(), count, DType::I64, c.rank(), 6},
+                                    {gone.data(), count, DType::I64, c.rank(), 7}};
         int64_t x = 1;
-        const Transfer sends{&x, 1, DType::I64, c.rank(), 8};
+        const Send sends{&x, 1, DType::I64, c.rank(), 8};
         c.set_timeout(0.02);
         CHECK_EQ(ranks::thrown([&] { c.messages().exchange({&sends, 1}, receives); }), "TimedOut");
         c.set_timeout(limit);
@@ -70,12 +72,12 @@ void timeout(Comm& c, uint64_t count) {
     const auto out = message(c.rank(), 6, count);
     std::vector<int64_t> in(count);
     for (int tag : {6, 7}) {
-        c.messages().send(out.data(), count, DType::I64, c.rank(), tag);
-        c.messages().recv_now(in.data(), count, DType::I64, c.rank(), tag);
+        c.messages().send({out.data(), count, DType::I64, c.rank(), tag});
+        c.messages().recv_now({in.data(), count, DType::I64, c.rank(), tag});
         CHECK(in == out, "tag " << tag << " after the timeout");
     }
     int64_t x = 0;
-    c.messages().recv_now(&x, 1, DType::I64, c.rank(), 8);
+    c.messages().recv_now({&x, 1, DType::I64, c.rank(), 8});
     CHECK_EQ(x, 1);
 }
 
@@ -83,7 +85,7 @@ void timeout(Comm& c, uint64_t count) {
 void given_back_in_order(Comm& c) {
     if (c.rank() == 0)
         for (int tag : {5, 7}) {
-            c.messages().send_now(&tag, 1, DType::I32, 1, tag);
+            c.messages().send_now({&tag, 1, DType::I32, 1, tag});
             c.barrier();
         }
     if (c.rank() != 1) return;
@@ -91,12 +93,12 @@ void given_back_in_order(Comm& c) {
     c.barrier();
     c.barrier();
     int x = 0, y = 0;
-    const Transfer receives[] = {{&x, 1, DType::I32, 0, 7}, {&y, 1, DType::I32, 0, 9}};
+    const Receive receives[] = {{&x, 1, DType::I32, 0, 7}, {&y, 1, DType::I32, 0, 9}};
     const double limit = c.timeout();
     c.set_timeout(0.02);
     CHECK_EQ(ranks::thrown([&] { c.messages().exchange({}, receives); }), "TimedOut");
     c.set_timeout(limit);
-    for (int tag : {5, 7}) CHECK_EQ(c.messages().recv_now(&x, 1, DType::I32, 0, kAny).tag, tag);
+    for (int tag : {5, 7}) CHECK_EQ(c.messages().recv_now({&x, 1, DType::I32, 0, kAny}).tag, tag);
 }
 
 void every_kind(Comm& c) {
@@ -104,7 +106,7 @@ void every_kind(Comm& c) {
     const uint64_t exchanged = c.messages().most_in_ring() / 8;
     for (uint64_t first : {uint64_t(0), uint64_t(1), uint64_t(3000), exchanged, exchanged + 1, uint64_t(100'000)})
         for (uint64_t second : {uint64_t(7), exchanged, uint64_t(50'000)})
-            for (bool up_to : {false, true}) around_the_ring(c, first, second, up_to);
+            for (const Wanted wanted : {Wanted::Exactly, Wanted::UpTo}) around_the_ring(c, first, second, wanted);
     for (uint64_t count : {10, 50'000}) mismatch(c, count), timeout(c, count);
     one_side(c);
     if (c.world_size() == 2) given_back_in_order(c);
@@ -133,8 +135,8 @@ int main() {
             }
             ++*ready;
             const int other = 3 - c.rank();
-            const Transfer sends{x, fits ? 2u : 1u, DType::I64, other, 0};
-            const Transfer receives[] = {{x, 2, DType::I64, other, 0}, {x, 2, DType::I64, 0, 0}};
+            const Send sends{x, fits ? 2u : 1u, DType::I64, other, 0};
+            const Receive receives[] = {{x, 2, DType::I64, other, 0}, {x, 2, DType::I64, 0, 0}};
             CHECK_EQ(ranks::thrown([&] { c.messages().exchange({&sends, 1}, receives); }),
                      fits ? "PeerLost" : "Mismatch");
         });

@@ -235,7 +235,7 @@ void bad_arguments_do_not_fail_the_group(Comm& c) {
         CHECK_EQ(thrown([&] { c.broadcast(&x, 1, DType::F32, c.world_size()); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.all_reduce(&x, 1, DType::I32, ReduceOp::MEAN); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.gather_v(&x, &x, Counts(7), DType::F32, 0); }), "BadArgument");
-        CHECK_EQ(thrown([&] { c.messages().send(&x, 1, DType::F32, -1, 0); }), "BadArgument");
+        CHECK_EQ(thrown([&] { c.messages().send({&x, 1, DType::F32, -1, 0}); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.set_timeout(0); }), "BadArgument");
         CHECK_EQ(thrown([&] { c.all_reduce(&x, uint64_t(1) << 62, DType::F32, ReduceOp::SUM); }), "BadArgument");
         const auto nowhere = [](size_t) -> uint8_t* { return nullptr; };
@@ -315,7 +315,7 @@ void a_process_dies() {
     int pids[3];
     for (int rank = 0; rank < 3; ++rank) {
         if ((pids[rank] = fork())) continue;
-        auto comm = Comm::join(segment, rank, 30, true);
+        auto comm = Comm::join(segment, rank, 30, Comm::RunsAs::Process);
         if (rank == 2) {
             comm->barrier();
             kill(getpid(), SIGKILL);
@@ -347,7 +347,7 @@ void no_thread_for_the_stacks() {
     int pids[2];
     for (int rank = 0; rank < 2; ++rank) {
         if ((pids[rank] = fork())) continue;
-        const auto comm = Comm::join(segment, rank, 30, true);
+        const auto comm = Comm::join(segment, rank, 30, Comm::RunsAs::Process);
         comm->barrier();
         if (rank == 0) {
             comm->set_timeout(0.5);
@@ -403,7 +403,7 @@ void most_processes_die() {
     const auto dies = [](int rank) { return rank > 0 && rank < 10; };
     for (int rank = 0; rank < n; ++rank) {
         if ((pids[rank] = fork())) continue;
-        const auto comm = Comm::join(segment, rank, 60, true);
+        const auto comm = Comm::join(segment, rank, 60, Comm::RunsAs::Process);
         const bool few = watched_processes() <= kWatched;
         comm->barrier();
         if (dies(rank)) kill(getpid(), SIGKILL);

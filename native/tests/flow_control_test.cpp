@@ -27,19 +27,19 @@ void a_later_message_first(Comm& c) {
     std::vector<std::shared_ptr<Request>> sending;
     for (int i = 0; i < kMessages; ++i) out.push_back(message(c.rank(), i, length(i)));
     for (int i = 0; i < kMessages; ++i)
-        sending.push_back(c.messages().send(out[size_t(i)].data(), out[size_t(i)].size(), DType::I64, next, 0));
+        sending.push_back(c.messages().send({out[size_t(i)].data(), out[size_t(i)].size(), DType::I64, next, 0}));
     const auto last = message(c.rank(), -1, 5000);
-    sending.push_back(c.messages().send(last.data(), last.size(), DType::I64, next, 1));
+    sending.push_back(c.messages().send({last.data(), last.size(), DType::I64, next, 1}));
     std::vector<int64_t> in(5000);
-    c.messages().recv_now(in.data(), in.size(), DType::I64, previous, 1);
+    c.messages().recv_now({in.data(), in.size(), DType::I64, previous, 1});
     CHECK(in == message(previous, -1, 5000), "the later message");
     for (int i = 0; i < kMessages; ++i) {
         if (i % 2) {
             in.resize(length(i));
-            c.messages().recv_now(in.data(), in.size(), DType::I64, previous, 0);
+            c.messages().recv_now({in.data(), in.size(), DType::I64, previous, 0});
             CHECK(in == message(previous, i, length(i)), "message " << i);
         } else {
-            const auto r = c.messages().recv_any(Wanted::Any, previous, 0);
+            const auto r = c.messages().recv(Receive::of_any_length(Wanted::Any, previous, 0));
             r->wait(std::nullopt);
             const Memory memory = r->take_memory();
             const auto expected = message(previous, i, length(i));
@@ -57,7 +57,7 @@ void cancelled_sends(Comm& c, bool cancels) {
     for (uint64_t count : {10, 5000, 100000}) {
         if (c.rank() == 0) {
             auto out = message(0, 4, count);
-            const auto sending = c.messages().send(out.data(), count, DType::I64, 1, 0);
+            const auto sending = c.messages().send({out.data(), count, DType::I64, 1, 0});
             try {
                 sending->wait(0.01);
             } catch (const TimedOut&) {
@@ -65,20 +65,20 @@ void cancelled_sends(Comm& c, bool cancels) {
             sending->cancel();
             std::fill(out.begin(), out.end(), -1);
             const auto after = message(0, 5, 3);
-            c.messages().send_now(after.data(), 3, DType::I64, 1, 1);
+            c.messages().send_now({after.data(), 3, DType::I64, 1, 1});
             int64_t done = 0;
-            c.messages().recv_now(&done, 1, DType::I64, 1, 2);
+            c.messages().recv_now({&done, 1, DType::I64, 1, 2});
         } else {
             std::vector<int64_t> in(3);
-            c.messages().recv_now(in.data(), 3, DType::I64, 0, 1);
+            c.messages().recv_now({in.data(), 3, DType::I64, 0, 1});
             if (const auto found = c.messages().probe(0, 0)) {
                 in.resize(count);
-                c.messages().recv_now(in.data(), count, DType::I64, 0, 0);
+                c.messages().recv_now({in.data(), count, DType::I64, 0, 0});
                 CHECK(in == message(0, 4, count), "a message that was given up by its sender, of " << count);
             } else {
                 CHECK(cancels, "a message of " << count << " is missing");
             }
-            c.messages().send_now(in.data(), 1, DType::I64, 0, 2);
+            c.messages().send_now({in.data(), 1, DType::I64, 0, 2});
         }
     }
     meet(c);
@@ -94,8 +94,8 @@ void given_up_at_random(Comm& c) {
         for (int i = 0; i < kRounds; ++i) {
             auto out = message(0, i, length(i));
             const auto* bytes = reinterpret_cast<const uint8_t*>(out.data());
-            const auto sending =
-                c.messages().send_object({Stretch{bytes, 80}, Stretch{bytes + 80, out.size() * 8 - 80}}, 1, 0);
+            const auto sending = c.messages().send(Send::of_object(
+                std::vector<Stretch>{Stretch{bytes, 80}, Stretch{bytes + 80, out.size() * 8 - 80}}, 1, 0));
             try {
                 sending->wait(1e-4 * (i % 4));
             } catch (const TimedOut&) {
@@ -105,13 +105,14 @@ void given_up_at_random(Comm& c) {
             std::fill(out.begin(), out.end(), -1);
         }
         const auto last = message(0, kLast, 20);
-        c.messages().send_object_now({Stretch{reinterpret_cast<const uint8_t*>(last.data()), 160}}, 1, 0);
+        c.messages().send_now(
+            Send::of_object(std::vector<Stretch>{Stretch{reinterpret_cast<const uint8_t*>(last.data()), 160}}, 1, 0));
         return;
     }
     for (int64_t before = -1, number = 0; number != kLast; before = number) {
         std::shared_ptr<Request> r;
         for (int tries = 0; !r || !r->has_result(); ++tries) {
-            r = c.messages().recv_any(Wanted::Object, 0, 0);
+            r = c.messages().recv(Receive::of_any_length(Wanted::Object, 0, 0));
             try {
                 r->wait(2e-4 * (tries % 3));
             } catch (const TimedOut&) {
@@ -155,19 +156,19 @@ int main() {
                 c.set_timeout(0.05);
                 int sent = 0;
                 CHECK_EQ(ranks::thrown([&] {
-                             for (;; ++sent) c.messages().send_now(out.data(), 1000, DType::I64, 1, 0);
+                             for (;; ++sent) c.messages().send_now({out.data(), 1000, DType::I64, 1, 0});
                          }),
                          "TimedOut");
                 CHECK(sent >= 8 && sent < 60, "sends of 8,000 bytes without a receive: " << sent);
                 c.set_timeout(limit);
                 int64_t done = sent;
-                c.messages().send_now(&done, 1, DType::I64, 1, 1);
+                c.messages().send_now({&done, 1, DType::I64, 1, 1});
             } else {
                 int64_t sent = 0;
-                c.messages().recv_now(&sent, 1, DType::I64, 0, 1);
+                c.messages().recv_now({&sent, 1, DType::I64, 0, 1});
                 std::vector<int64_t> in(1000);
                 for (int64_t i = 0; i < sent; ++i) {
-                    c.messages().recv_now(in.data(), 1000, DType::I64, 0, 0);
+                    c.messages().recv_now({in.data(), 1000, DType::I64, 0, 0});
                     CHECK(in == out, "message " << i);
                 }
                 CHECK(!c.messages().probe(0, 0), "the send that timed out has been cancelled");
@@ -179,20 +180,20 @@ int main() {
         const auto out = message(0, 1, 100'000), last = message(0, 2, 10);
         for (const bool probes : {true, false}) {
             if (c.rank() == 0) {
-                c.messages().send_now(out.data(), out.size(), DType::I64, 1, 0);
-                c.messages().send_now(last.data(), last.size(), DType::I64, 1, 1);
+                c.messages().send_now({out.data(), out.size(), DType::I64, 1, 0});
+                c.messages().send_now({last.data(), last.size(), DType::I64, 1, 1});
             } else {
                 std::vector<int64_t> in(out.size()), later(last.size());
                 if (probes) {
                     while (!c.messages().probe(0, 1)) {
                     }
-                    c.messages().recv_now(later.data(), later.size(), DType::I64, 0, 1);
+                    c.messages().recv_now({later.data(), later.size(), DType::I64, 0, 1});
                 } else {
-                    const auto r = c.messages().recv(later.data(), later.size(), DType::I64, 0, 1);
+                    const auto r = c.messages().recv({later.data(), later.size(), DType::I64, 0, 1});
                     while (!r->done()) {
                     }
                 }
-                c.messages().recv_now(in.data(), in.size(), DType::I64, 0, 0);
+                c.messages().recv_now({in.data(), in.size(), DType::I64, 0, 0});
                 CHECK(in == out && later == last, "both messages");
             }
         }
@@ -203,14 +204,14 @@ int main() {
         [](Comm& c) {
             if (c.rank() == 0) {
                 auto out = message(0, 1, 1000);
-                c.messages().send(out.data(), 1000, DType::I64, 1, 0);
+                c.messages().send({out.data(), 1000, DType::I64, 1, 0});
                 c.close(0.05);
                 std::fill(out.begin(), out.end(), -1);
                 return;
             }
             usleep(200000);
             std::vector<int64_t> in(1000);
-            CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(in.data(), 1000, DType::I64, 0, 0); }), "PeerLost");
+            CHECK_EQ(ranks::thrown([&] { c.messages().recv_now({in.data(), 1000, DType::I64, 0, 0}); }), "PeerLost");
         },
         60, keeping(0, true));
     return check::result();

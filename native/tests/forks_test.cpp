@@ -70,8 +70,8 @@ int main() {
     });
     forked_in("recv", [&](Comm& c) {
         double got = 0;
-        if (c.rank() == 0) c.messages().recv_now(&got, 1, DType::F64, 1, 0);
-        else c.messages().send_now(x.data(), 1, DType::F64, 0, 0);
+        if (c.rank() == 0) c.messages().recv_now({&got, 1, DType::F64, 1, 0});
+        else c.messages().send_now({x.data(), 1, DType::F64, 0, 0});
     });
     return check::result();
 }

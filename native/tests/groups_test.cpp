@@ -34,8 +34,8 @@ void many_groups(Comm& c) {
         int64_t one = 1;
         g->all_reduce(&one, 1, DType::I64, ReduceOp::SUM);
         CHECK_EQ(one, c.world_size());
-        g->messages().send(&one, 1, DType::I64, g->rank(), 0);
-        g->messages().recv(&one, 1, DType::I64, g->rank(), 0);
+        g->messages().send({&one, 1, DType::I64, g->rank(), 0});
+        g->messages().recv({&one, 1, DType::I64, g->rank(), 0});
         g->close(1);
     }
 }
@@ -54,7 +54,7 @@ void a_group_in_kept_memory_starts_afresh(Comm& c) {
         CHECK_EQ(subgroup, first);
         for (int step = 0; step <= k; ++step) ranks::meet(*group);
         int64_t x = k;
-        if (k % 2) group->messages().send(&x, 1, DType::I64, (c.rank() + 1) % c.world_size(), 0);
+        if (k % 2) group->messages().send({&x, 1, DType::I64, (c.rank() + 1) % c.world_size(), 0});
         if (k == 2 && c.rank() == 0) group->abort("gave up");
         if (k == 2) CHECK_EQ(ranks::thrown([&] { group->barrier(); }), "PeerLost");
         group->close(1);
@@ -65,10 +65,10 @@ void a_group_in_kept_memory_starts_afresh(Comm& c) {
 // use its group's memory.
 void a_closed_group_leaves_its_memory_alone(bool waits) {
     const auto segment = Segment::create(1);
-    const auto whole = Comm::join(segment, 0, 60, false, {});
+    const auto whole = Comm::join(segment, 0, 60, Comm::RunsAs::Thread, {});
     auto part = whole->split(0, 0);
     int64_t x = 0;
-    const auto request = part->messages().recv(&x, 1, DType::I64, 0, 0);
+    const auto request = part->messages().recv({&x, 1, DType::I64, 0, 0});
     std::thread waiter;
     if (waits) {
         waiter = std::thread([&] { CHECK_EQ(ranks::thrown([&] { request->wait(30); }), std::string("Closed")); });
@@ -98,7 +98,7 @@ void slots_are_committed_when_they_are_filled() {
     auto segment = Segment::create(2);
     std::thread other;
     const auto rank = [&](int r) {
-        const auto whole = Comm::join(segment, r, 60, false, {});
+        const auto whole = Comm::join(segment, r, 60, Comm::RunsAs::Thread, {});
         whole->barrier();
         const size_t before = committed(*segment);
         whole->barrier();

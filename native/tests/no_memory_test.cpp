@@ -34,7 +34,7 @@ void no_memory_for_what_arrives() {
         int64_t x = 0;
         std::vector<uint8_t> large(8 << 20);
         if (c.rank() == 1) {
-            const auto never = c.messages().recv(&x, 1, DType::I64, 0, 1);
+            const auto never = c.messages().recv({&x, 1, DType::I64, 0, 1});
             std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the thread has started, and sleeps
             refused_to_engine = true;
             while (refused_to_engine) std::this_thread::yield();
@@ -42,7 +42,7 @@ void no_memory_for_what_arrives() {
         } else {
             while (!refused_to_engine) std::this_thread::yield();
             try {
-                c.messages().send_now(large.data(), large.size(), DType::U8, 1, 2);
+                c.messages().send_now({large.data(), large.size(), DType::U8, 1, 2});
                 CHECK(false, "the message was sent");
             } catch (const PeerLost& e) {
                 CHECK(e.rank == 1 && e.how.find("had no memory") != std::string::npos, e.what());
@@ -63,18 +63,18 @@ void no_thread() {
                 refuse_threads();
                 bool threw = false;
                 try {
-                    c.messages().recv(&refused, 1, DType::I64, 0, 0);
+                    c.messages().recv({&refused, 1, DType::I64, 0, 0});
                 } catch (const std::exception&) {
                     threw = true;
                 }
                 CHECK(threw);
             }).join();
             c.barrier();
-            c.messages().recv_now(&x, 1, DType::I64, 0, 0);
+            c.messages().recv_now({&x, 1, DType::I64, 0, 0});
             CHECK(x == 42 && refused == 0, x << " and " << refused);
         } else {
             c.barrier();
-            c.messages().send_now(&sent, 1, DType::I64, 1, 0);
+            c.messages().send_now({&sent, 1, DType::I64, 1, 0});
         }
         c.barrier();
     });
@@ -91,7 +91,7 @@ void no_memory_for_a_receive() {
                 std::shared_ptr<Request> receive;
                 until_refused = refused;
                 try {
-                    receive = c.messages().recv(&x, 1, DType::I64, 1, refused);
+                    receive = c.messages().recv({&x, 1, DType::I64, 1, refused});
                 } catch (const std::bad_alloc&) {
                     threw = true;
                 }
@@ -99,15 +99,15 @@ void no_memory_for_a_receive() {
                 CHECK_EQ(threw, !enough);
                 if (!enough) continue;
                 CHECK(refused > 2, refused);
-                c.messages().send_now(&refused, 1, DType::I32, 1, 0);
+                c.messages().send_now({&refused, 1, DType::I32, 1, 0});
                 receive->wait(30);
                 CHECK_EQ(x, sent);
                 break;
             }
         } else {
             int tag = 0;
-            c.messages().recv_now(&tag, 1, DType::I32, 0, 0);
-            c.messages().send_now(&sent, 1, DType::I64, 0, tag);
+            c.messages().recv_now({&tag, 1, DType::I32, 0, 0});
+            c.messages().send_now({&sent, 1, DType::I64, 0, tag});
         }
         c.barrier();
     });
@@ -123,7 +123,7 @@ void no_memory_for_a_send_to_oneself() {
             std::shared_ptr<Request> send;
             until_refused = refused;
             try {
-                send = c.messages().send_synchronously(&sent, 1, DType::I64, c.rank(), 0);
+                send = c.messages().send({&sent, 1, DType::I64, c.rank(), 0, Send::Mode::Synchronous});
             } catch (const std::bad_alloc&) {
             }
             threw = until_refused == 0;
@@ -132,7 +132,7 @@ void no_memory_for_a_send_to_oneself() {
             CHECK_EQ(c.messages().probe(c.rank(), 0).has_value(), !threw);
             CHECK(threw || refused > 2, refused);
         }
-        c.messages().recv_now(&x, 1, DType::I64, c.rank(), 0);
+        c.messages().recv_now({&x, 1, DType::I64, c.rank(), 0});
         CHECK_EQ(x, sent);
         c.barrier();
     });

@@ -21,7 +21,7 @@ void offsets_of_a_closed_group() {
         std::memset(buffer->data(), 9, 100000);
         int64_t x = 7;
         if (c.rank() == 0) {
-            part->messages().send_now(&x, 1, DType::I64, 1, 0);
+            part->messages().send_now({&x, 1, DType::I64, 1, 0});
             c.segment()->heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
                 GroupSegment& group = *c.segment()->at<GroupSegment>(offset);
                 if (&group == &group_of_all(c)) return;

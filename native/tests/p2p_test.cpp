@@ -16,8 +16,8 @@ void around_the_ring(Comm& c, uint64_t count) {
     const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
     const auto out = message(c.rank(), 5, count);
     std::vector<int64_t> in(count);
-    auto sending = c.messages().send(out.data(), count, DType::I64, next, 5);
-    c.messages().recv(in.data(), count, DType::I64, previous, 5)->wait(std::nullopt);
+    auto sending = c.messages().send({out.data(), count, DType::I64, next, 5});
+    c.messages().recv({in.data(), count, DType::I64, previous, 5})->wait(std::nullopt);
     sending->wait(std::nullopt);
     CHECK(in == message(previous, 5, count), "ring of " << count);
 }
@@ -27,10 +27,10 @@ void tags_out_of_order(Comm& c) {
     const int other = 1 - c.rank();
     std::vector<std::vector<int64_t>> out, in(20);
     for (int tag = 0; tag < 20; ++tag) out.push_back(message(c.rank(), tag, 100 * uint64_t(tag * tag)));
-    for (int tag = 0; tag < 20; ++tag) c.messages().send(out[tag].data(), out[tag].size(), DType::I64, other, tag);
+    for (int tag = 0; tag < 20; ++tag) c.messages().send({out[tag].data(), out[tag].size(), DType::I64, other, tag});
     for (int tag = 19; tag >= 0; --tag) {
         in[tag].resize(out[tag].size());
-        c.messages().recv(in[tag].data(), in[tag].size(), DType::I64, other, tag)->wait(std::nullopt);
+        c.messages().recv({in[tag].data(), in[tag].size(), DType::I64, other, tag})->wait(std::nullopt);
         CHECK(in[tag] == message(other, tag, in[tag].size()), "tag " << tag);
     }
     c.sync();
@@ -41,18 +41,18 @@ void large_both_ways(Comm& c) {
     const uint64_t count = 1 << 20;
     const auto out = message(c.rank(), 1, count);
     std::vector<int64_t> in(count);
-    c.messages().send(out.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);  // blocking, on both sides
-    c.messages().recv(in.data(), count, DType::I64, 1 - c.rank(), 1)->wait(std::nullopt);
+    c.messages().send({out.data(), count, DType::I64, 1 - c.rank(), 1})->wait(std::nullopt);  // blocking, on both sides
+    c.messages().recv({in.data(), count, DType::I64, 1 - c.rank(), 1})->wait(std::nullopt);
     CHECK(in == message(1 - c.rank(), 1, count), "large both ways");
 }
 
 void wrong_size_loses_nothing(Comm& c) {
     const auto out = message(c.rank(), 3, 10);
-    c.messages().send(out.data(), 10, DType::I64, c.rank(), 3);
+    c.messages().send({out.data(), 10, DType::I64, c.rank(), 3});
     std::vector<int64_t> in(11);
-    CHECK_EQ(ranks::thrown([&] { c.messages().recv(in.data(), 11, DType::I64, c.rank(), 3)->wait(std::nullopt); }),
+    CHECK_EQ(ranks::thrown([&] { c.messages().recv({in.data(), 11, DType::I64, c.rank(), 3})->wait(std::nullopt); }),
              "Mismatch");
-    c.messages().recv(in.data(), 10, DType::I64, c.rank(), 3)->wait(std::nullopt);
+    c.messages().recv({in.data(), 10, DType::I64, c.rank(), 3})->wait(std::nullopt);
     in.resize(10);
     CHECK(in == out, "the message is still there");
 }
@@ -60,9 +60,9 @@ void wrong_size_loses_nothing(Comm& c) {
 void timeout_keeps_the_request(Comm& c) {
     int64_t in = 0;
     const int64_t out = 42;
-    auto receiving = c.messages().recv(&in, 1, DType::I64, c.rank(), 9);
+    auto receiving = c.messages().recv({&in, 1, DType::I64, c.rank(), 9});
     CHECK_EQ(ranks::thrown([&] { receiving->wait(0.02); }), "TimedOut");
-    c.messages().send(&out, 1, DType::I64, c.rank(), 9);
+    c.messages().send({&out, 1, DType::I64, c.rank(), 9});
     receiving->wait(std::nullopt);
     CHECK_EQ(in, 42);
 }
@@ -72,7 +72,7 @@ void cancelled(Comm& c) {
     c.set_timeout(0.05);
     {
         auto gone = std::make_unique<int64_t[]>(4);
-        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(gone.get(), 4, DType::I64, c.rank(), 8); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now({gone.get(), 4, DType::I64, c.rank(), 8}); }), "TimedOut");
     }
     const uint64_t count = 1 << 18;  // more than the ring holds
     c.set_timeout(limit);
@@ -80,7 +80,7 @@ void cancelled(Comm& c) {
     if (c.world_size() > 1 && c.rank() == 0) {
         c.set_timeout(0.05);
         auto out = std::make_unique<std::vector<int64_t>>(message(0, 8, count));
-        CHECK_EQ(ranks::thrown([&] { c.messages().send_now(out->data(), count, DType::I64, 1, 8); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().send_now({out->data(), count, DType::I64, 1, 8}); }), "TimedOut");
         std::fill(out->begin(), out->end(), -1);
         c.set_timeout(limit);
     }
@@ -89,14 +89,14 @@ void cancelled(Comm& c) {
         std::vector<int64_t> in(count);
         const bool begun = !c.conditions().single_copy;  // else the data was still with the sender
         CHECK_EQ(bool(c.messages().probe(0, 8)), begun);
-        if (begun) c.messages().recv_now(in.data(), count, DType::I64, 0, 8);
+        if (begun) c.messages().recv_now({in.data(), count, DType::I64, 0, 8});
         CHECK(!begun || in == message(0, 8, count), "a send cancelled in the middle");
     }
     c.set_timeout(limit);
     const auto out = message(c.rank(), 8, 4);
     std::vector<int64_t> in(4);
-    c.messages().send_now(out.data(), 4, DType::I64, c.rank(), 8);
-    c.messages().recv_now(in.data(), 4, DType::I64, c.rank(), 8);
+    c.messages().send_now({out.data(), 4, DType::I64, c.rank(), 8});
+    c.messages().recv_now({in.data(), 4, DType::I64, c.rank(), 8});
     CHECK(in == out, "after a cancelled receive");
 }
 
@@ -106,16 +106,16 @@ void given_up_while_it_is_received(Comm& c) {
     const uint64_t count = 100003;
     auto out = message(c.rank(), 9, count);
     std::vector<int64_t> in(count);
-    const auto receiving = c.messages().recv(in.data(), count, DType::I64, previous, 9);
+    const auto receiving = c.messages().recv({in.data(), count, DType::I64, previous, 9});
     meet(c);
-    c.messages().send(out.data(), count, DType::I64, next, 9)->cancel();
+    c.messages().send({out.data(), count, DType::I64, next, 9})->cancel();
     std::fill(out.begin(), out.end(), -1);
     meet(c);
     const auto whole = [&] { CHECK(in == message(previous, 9, count), "a send given up while it is received"); };
     if (receiving->done()) return whole();
     receiving->cancel();
     if (!c.messages().probe(previous, 9)) return;
-    c.messages().recv_now(in.data(), count, DType::I64, previous, 9);
+    c.messages().recv_now({in.data(), count, DType::I64, previous, 9});
     whole();
 }
 
@@ -130,21 +130,23 @@ void objects_between_arrays(Comm& c) {
         const uint64_t bytes = sent.size() * 8;
         if (c.rank() == from) {
             const auto* data = reinterpret_cast<const uint8_t*>(sent.data());
-            const auto sending = object
-                                     ? c.messages().send_object({Stretch{data, 100}, Stretch{data + 100, bytes - 100}},
-                                                                other, i, {}, caller)
-                                     : c.messages().send(sent.data(), sent.size(), DType::I64, other, i, {}, caller);
+            const auto sending =
+                object ? c.messages().send(
+                             Send::of_object(std::vector<Stretch>{Stretch{data, 100}, Stretch{data + 100, bytes - 100}},
+                                             other, i),
+                             {}, caller)
+                       : c.messages().send({sent.data(), sent.size(), DType::I64, other, i}, {}, caller);
             sending->wait(std::nullopt);
             continue;
         }
         if (object) {
-            const auto receiving = c.messages().recv_any(Wanted::Object, other, i);
+            const auto receiving = c.messages().recv(Receive::of_any_length(Wanted::Object, other, i));
             receiving->wait(std::nullopt);
             const Memory memory = receiving->take_memory();
             CHECK(receiving->count() == bytes && !std::memcmp(memory.data(), sent.data(), bytes), "object " << i);
         } else {
             std::vector<int64_t> in(sent.size());
-            c.messages().recv(in.data(), in.size(), DType::I64, other, i)->wait(std::nullopt);
+            c.messages().recv({in.data(), in.size(), DType::I64, other, i})->wait(std::nullopt);
             CHECK(in == sent, "array " << i);
         }
     }
@@ -157,11 +159,12 @@ void object_after_an_array(Comm& c) {
         const auto array = message(0, 1, 1 << 17), object = message(0, 2, count);
         if (c.rank() == 0) {
             const Stretch part{reinterpret_cast<const uint8_t*>(object.data()), count * 8};
-            const auto first = c.messages().send_object({part}, 1, 1, {}, Messages::Caller::WaitsAtOnce);
+            const auto first =
+                c.messages().send(Send::of_object(std::vector<Stretch>{part}, 1, 1), {}, Messages::Caller::WaitsAtOnce);
             meet(c);
             meet(c);
             const auto second =
-                c.messages().send(array.data(), array.size(), DType::I64, 1, 2, {}, Messages::Caller::WaitsAtOnce);
+                c.messages().send({array.data(), array.size(), DType::I64, 1, 2}, {}, Messages::Caller::WaitsAtOnce);
             meet(c);
             meet(c);
             first->wait(std::nullopt);
@@ -170,12 +173,12 @@ void object_after_an_array(Comm& c) {
         }
         meet(c);
         std::vector<int64_t> in(array.size());
-        const auto receiving = c.messages().recv(in.data(), in.size(), DType::I64, 0, 2);
+        const auto receiving = c.messages().recv({in.data(), in.size(), DType::I64, 0, 2});
         meet(c);
         meet(c);
         receiving->wait(std::nullopt);
         CHECK(in == array, "the array");
-        const auto fetching = c.messages().recv_any(Wanted::Object, 0, 1);
+        const auto fetching = c.messages().recv(Receive::of_any_length(Wanted::Object, 0, 1));
         fetching->wait(std::nullopt);
         const Memory memory = fetching->take_memory();
         CHECK(!std::memcmp(memory.data(), object.data(), count * 8), "an object of " << count);
@@ -189,19 +192,19 @@ void refused_and_offered(Comm& c) {
     const auto out = message(0, 6, 20003);
     if (c.rank() == 0) {
         meet(c);
-        c.messages().send(out.data(), out.size(), DType::I64, 1, 6)->wait(std::nullopt);
-        c.messages().send_now(&done, 1, DType::I64, 1, 7);
+        c.messages().send({out.data(), out.size(), DType::I64, 1, 6})->wait(std::nullopt);
+        c.messages().send_now({&done, 1, DType::I64, 1, 7});
         return;
     }
     std::vector<int64_t> in(out.size() + 1);
-    const auto refusing = c.messages().recv(in.data(), in.size(), DType::I64, 0, 6);
+    const auto refusing = c.messages().recv({in.data(), in.size(), DType::I64, 0, 6});
     meet(c);
     CHECK_EQ(ranks::thrown([&] { refusing->wait(std::nullopt); }), "Mismatch");
     CHECK(!c.messages().probe(0, 8), "no such message");  // takes what is offered
     int64_t last = 0;
-    c.messages().recv_now(&last, 1, DType::I64, 0, 7);
+    c.messages().recv_now({&last, 1, DType::I64, 0, 7});
     in.pop_back();
-    c.messages().recv_now(in.data(), in.size(), DType::I64, 0, 6);
+    c.messages().recv_now({in.data(), in.size(), DType::I64, 0, 6});
     CHECK(in == out && last == done, "refused, and then received");
 }
 
@@ -211,7 +214,7 @@ void synchronous(Comm& c) {
     const auto stays = [&](const Request& sending) {
         CHECK(c.messages().await_arrival(previous, 10, 10), "it can be found");
         int64_t x = 0;
-        const auto other = c.messages().recv(&x, 1, DType::I64, previous, 11);
+        const auto other = c.messages().recv({&x, 1, DType::I64, previous, 11});
         CHECK_EQ(ranks::thrown([&] { other->wait(0.05); }), "TimedOut");
         other->cancel();
         meet(c);
@@ -221,35 +224,35 @@ void synchronous(Comm& c) {
     for (uint64_t count : {0, 1, 20003}) {
         const auto out = message(c.rank(), 10, count);
         std::vector<int64_t> in(count);
-        auto sending = c.messages().send_synchronously(out.data(), count, DType::I64, next, 10);
+        auto sending = c.messages().send({out.data(), count, DType::I64, next, 10, Send::Mode::Synchronous});
         stays(*sending);
-        c.messages().recv_now(in.data(), count, DType::I64, previous, 10);
+        c.messages().recv_now({in.data(), count, DType::I64, previous, 10});
         sending->wait(std::nullopt);
         CHECK(in == message(previous, 10, count), "synchronous");
 
-        const auto receiving = c.messages().recv(in.data(), count, DType::I64, previous, 10);
+        const auto receiving = c.messages().recv({in.data(), count, DType::I64, previous, 10});
         meet(c);
-        c.messages().send_synchronously(out.data(), count, DType::I64, next, 10)->wait(std::nullopt);
+        c.messages().send({out.data(), count, DType::I64, next, 10, Send::Mode::Synchronous})->wait(std::nullopt);
         receiving->wait(std::nullopt);
 
         const Stretch part{reinterpret_cast<const uint8_t*>(out.data()), count * sizeof(int64_t)};
-        sending =
-            c.messages().send_object({part}, next, 10, {}, Messages::Caller::GoesOn, Messages::SendMode::Synchronous);
+        sending = c.messages().send(Send::of_object(std::vector<Stretch>{part}, next, 10, Send::Mode::Synchronous), {},
+                                    Messages::Caller::GoesOn);
         stays(*sending);
-        const auto object = c.messages().recv_any(Wanted::Object, previous, 10);
+        const auto object = c.messages().recv(Receive::of_any_length(Wanted::Object, previous, 10));
         object->wait(std::nullopt);
         sending->wait(std::nullopt);
         CHECK_EQ(object->count(), part.bytes);
 
         // A short receive that was posted matches even while this rank does something else.
-        const auto early = c.messages().recv_up_to(in.data(), count, DType::I64, previous, 10);
+        const auto early = c.messages().recv({in.data(), count, DType::I64, previous, 10, Wanted::UpTo});
         meet(c);
-        c.messages().send_synchronously(out.data(), count, DType::I64, next, 10)->wait(std::nullopt);
+        c.messages().send({out.data(), count, DType::I64, next, 10, Send::Mode::Synchronous})->wait(std::nullopt);
         c.barrier();
         early->wait(std::nullopt);
 
         if (n > 1 && !c.conditions().single_copy) continue;  // the message would be delivered all the same
-        sending = c.messages().send_synchronously(out.data(), count, DType::I64, next, 10);
+        sending = c.messages().send({out.data(), count, DType::I64, next, 10, Send::Mode::Synchronous});
         stays(*sending);
         sending->cancel();
         meet(c);
@@ -266,20 +269,22 @@ void behind_a_full_ring(Comm& c) {
     for (bool synchronous : {false, true}) {
         if (c.rank() == 0) {
             c.barrier();
-            for (int i = 0; i < kOthers; ++i) c.messages().send(out.data(), out.size(), DType::I64, 1, 1);
+            for (int i = 0; i < kOthers; ++i) c.messages().send({out.data(), out.size(), DType::I64, 1, 1});
             if (synchronous)
-                c.messages().send_synchronously(out.data(), out.size(), DType::I64, 1, 5)->wait(std::nullopt);
-            else c.messages().send_now(out.data(), out.size(), DType::I64, 1, 5);
+                c.messages()
+                    .send({out.data(), out.size(), DType::I64, 1, 5, Send::Mode::Synchronous})
+                    ->wait(std::nullopt);
+            else c.messages().send_now({out.data(), out.size(), DType::I64, 1, 5});
             c.barrier();
             c.sync();
             continue;
         }
-        const auto early = c.messages().recv_up_to(in.data(), in.size(), DType::I64, 0, 5);
+        const auto early = c.messages().recv({in.data(), in.size(), DType::I64, 0, 5, Wanted::UpTo});
         c.barrier();
         c.barrier();
         early->wait(std::nullopt);
         CHECK(in == out, "behind a full ring");
-        for (int i = 0; i < kOthers; ++i) c.messages().recv_now(in.data(), in.size(), DType::I64, 0, 1);
+        for (int i = 0; i < kOthers; ++i) c.messages().recv_now({in.data(), in.size(), DType::I64, 0, 1});
     }
 }
 
@@ -290,15 +295,15 @@ void posted_receives(Comm& c) {
         for (bool waits : {true, false}) {
             const auto out = message(c.rank(), 6, count), after = message(c.rank(), 7, count);
             std::vector<int64_t> in(count), later(count);
-            auto first = c.messages().recv(in.data(), count, DType::I64, previous, 6);
-            auto second = c.messages().recv(later.data(), count, DType::I64, previous, 7);
+            auto first = c.messages().recv({in.data(), count, DType::I64, previous, 6});
+            auto second = c.messages().recv({later.data(), count, DType::I64, previous, 7});
             meet(c);
             if (waits) {
-                c.messages().send_now(out.data(), count, DType::I64, next, 6);
-                c.messages().send_now(after.data(), count, DType::I64, next, 7);
+                c.messages().send_now({out.data(), count, DType::I64, next, 6});
+                c.messages().send_now({after.data(), count, DType::I64, next, 7});
             } else {
-                c.messages().send(out.data(), count, DType::I64, next, 6);
-                c.messages().send(after.data(), count, DType::I64, next, 7);
+                c.messages().send({out.data(), count, DType::I64, next, 6});
+                c.messages().send({after.data(), count, DType::I64, next, 7});
             }
             second->wait(std::nullopt);
             first->wait(std::nullopt);
@@ -316,27 +321,27 @@ void posted_receives_without_a_match(Comm& c) {
         for (int tag : {2, 1}) {
             meet(c);
             const auto out = message(0, tag, count);
-            c.messages().send_now(out.data(), count, DType::I64, 1, tag);
+            c.messages().send_now({out.data(), count, DType::I64, 1, tag});
         }
         meet(c);
-        c.messages().send_now(message(0, 3, count - 1).data(), count - 1, DType::I64, 1, 3);
+        c.messages().send_now({message(0, 3, count - 1).data(), count - 1, DType::I64, 1, 3});
         meet(c);
-        c.messages().send_now(message(0, 4, count).data(), count, DType::I64, 1, 4);
+        c.messages().send_now({message(0, 4, count).data(), count, DType::I64, 1, 4});
         return;
     }
     std::vector<int64_t> in(count), other(count);
-    auto receiving = c.messages().recv(in.data(), count, DType::I64, 0, 1);
+    auto receiving = c.messages().recv({in.data(), count, DType::I64, 0, 1});
     meet(c);
-    c.messages().recv_now(other.data(), count, DType::I64, 0, 2);
+    c.messages().recv_now({other.data(), count, DType::I64, 0, 2});
     CHECK(other == message(0, 2, count), "a message with another tag came first");
     meet(c);
     receiving->wait(std::nullopt);
     CHECK(in == message(0, 1, count), "after another tag");
 
-    receiving = c.messages().recv(in.data(), count, DType::I64, 0, 3);
+    receiving = c.messages().recv({in.data(), count, DType::I64, 0, 3});
     meet(c);
     CHECK_EQ(ranks::thrown([&] { receiving->wait(std::nullopt); }), "Mismatch");
-    c.messages().recv_now(in.data(), count - 1, DType::I64, 0, 3);
+    c.messages().recv_now({in.data(), count - 1, DType::I64, 0, 3});
     in.resize(count - 1);
     CHECK(in == message(0, 3, count - 1), "the message of another length is still there");
 
@@ -344,11 +349,11 @@ void posted_receives_without_a_match(Comm& c) {
     c.set_timeout(0.05);
     {
         std::vector<int64_t> gone(count);
-        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(gone.data(), count, DType::I64, 0, 4); }), "TimedOut");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv_now({gone.data(), count, DType::I64, 0, 4}); }), "TimedOut");
     }
     c.set_timeout(limit);
     meet(c);
-    c.messages().recv_now(other.data(), count, DType::I64, 0, 4);
+    c.messages().recv_now({other.data(), count, DType::I64, 0, 4});
     CHECK(other == message(0, 4, count), "after a cancelled receive");
 }
 
@@ -356,7 +361,7 @@ void from_any_rank(Comm& c) {
     const int n = c.world_size();
     if (c.rank() > 0) {
         const auto out = message(c.rank(), 4, 50);
-        c.messages().send(out.data(), 50, DType::I64, 0, 4 + c.rank())->wait(std::nullopt);
+        c.messages().send({out.data(), 50, DType::I64, 0, 4 + c.rank()})->wait(std::nullopt);
         return;
     }
     std::vector<bool> received(n);
@@ -365,7 +370,7 @@ void from_any_rank(Comm& c) {
         while (k % 2 && !(probed = c.messages().probe(kAny, kAny))) {
         }
         std::vector<int64_t> in(50);
-        auto r = c.messages().recv(in.data(), 50, DType::I64, kAny, kAny);
+        auto r = c.messages().recv({in.data(), 50, DType::I64, kAny, kAny});
         r->wait(std::nullopt);
         CHECK_EQ(r->tag(), 4 + r->source());
         CHECK(in == message(r->source(), 4, 50), "from any rank");
@@ -393,18 +398,18 @@ void parts_of_a_gather(Comm& c) {
         if (me > 0) {
             gather();
             meet(c);
-            c.messages().send_now(mine.data(), kCount, DType::I64, 0, me);
+            c.messages().send_now({mine.data(), kCount, DType::I64, 0, me});
             continue;
         }
         std::shared_ptr<Request> any;
-        if (posted) any = c.messages().recv(in.data(), kCount, DType::I64, kAny, kAny);
+        if (posted) any = c.messages().recv({in.data(), kCount, DType::I64, kAny, kAny});
         else usleep(10000);  // the parts arrive
         CHECK(!c.messages().probe(kAny, kAny));
         gather();
         meet(c);
         for (int r = 0; r < n; ++r) CHECK(parts[r] == message(r, 6, kCount), "gather of a long part");
         for (int k = 1; k < n; ++k) {
-            if (!any) any = c.messages().recv(in.data(), kCount, DType::I64, kAny, kAny);
+            if (!any) any = c.messages().recv({in.data(), kCount, DType::I64, kAny, kAny});
             any->wait(std::nullopt);
             CHECK_EQ(any->tag(), any->source());
             CHECK(in == message(any->source(), 6, kCount), "after a gather");
@@ -424,23 +429,23 @@ void refused_for_lack_of_memory() {
             std::thread([&] {
                 refuse_memory();
                 std::vector<int64_t> freed(5000, 8);
-                CHECK_EQ(ranks::thrown([&] { c.messages().send(freed.data(), 5000, DType::I64, 1, 0); }),
+                CHECK_EQ(ranks::thrown([&] { c.messages().send({freed.data(), 5000, DType::I64, 1, 0}); }),
                          "OutOfMemory");
-                CHECK_EQ(ranks::thrown([&] { c.messages().send_now(freed.data(), 5000, DType::I64, 1, 0); }),
+                CHECK_EQ(ranks::thrown([&] { c.messages().send_now({freed.data(), 5000, DType::I64, 1, 0}); }),
                          "OutOfMemory");
             }).join();
             meet(c);
-            c.messages().send_now(out.data(), 5000, DType::I64, 1, 0);
+            c.messages().send_now({out.data(), 5000, DType::I64, 1, 0});
         } else {
             std::thread([&] {
                 refuse_memory();
                 std::vector<int64_t> freed(5000);
                 ranks::thrown([&] {
-                    c.messages().recv(freed.data(), 5000, DType::I64, 0, 0)->cancel();
+                    c.messages().recv({freed.data(), 5000, DType::I64, 0, 0})->cancel();
                 });  // refused, if it may bypass the ring
             }).join();
             meet(c);
-            c.messages().recv_now(in.data(), 5000, DType::I64, 0, 0);
+            c.messages().recv_now({in.data(), 5000, DType::I64, 0, 0});
             CHECK(in == out, "the message after those that were refused");
             CHECK(!c.messages().probe(0, 0));
         }
@@ -455,7 +460,7 @@ void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t
         [&](Comm& c) {
             int64_t x = 7;
             if (c.rank() == 0) {
-                c.messages().send_now(&x, 1, DType::I64, 1, 0);
+                c.messages().send_now({&x, 1, DType::I64, 1, 0});
                 meet(c);
                 std::atomic<uint64_t>& entry =
                     c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1);
@@ -463,10 +468,10 @@ void overwritten_channel(const std::function<void(Channel&, std::atomic<uint64_t
                 meet(c);
                 return;
             }
-            c.messages().recv_now(&x, 1, DType::I64, 0, 0);
+            c.messages().recv_now({&x, 1, DType::I64, 0, 0});
             meet(c);
             meet(c);
-            CHECK_EQ(ranks::thrown([&] { c.messages().recv_now(&x, 1, DType::I64, 0, 1); }), "PeerLost");
+            CHECK_EQ(ranks::thrown([&] { c.messages().recv_now({&x, 1, DType::I64, 0, 1}); }), "PeerLost");
         },
         2);
 }
@@ -482,14 +487,14 @@ void no_room_for_padding() {
             if (c.rank() == 1) return meet(c);
             const uint64_t piece = kRingPiece, bytes = ring_bytes(2) + piece - sizeof(MessageHeader);
             const std::vector<uint8_t> longer(bytes);
-            const auto first = c.messages().send(longer.data(), bytes, DType::U8, 1, 0);
+            const auto first = c.messages().send({longer.data(), bytes, DType::U8, 1, 0});
             Channel& channel = *c.segment()->at<Channel>(
                 c.segment()->at<GroupSegment>(c.segment()->header().world_group.load())->channel(0, 1).load());
             channel.read += sizeof(MessageHeader) + piece;  // as if its receiver had read so much
             first->wait(std::nullopt);
             const uint64_t at = channel.written.load();
             CHECK_EQ(channel.room(), sizeof(MessageHeader));
-            const auto second = c.messages().send(longer.data(), 0, DType::U8, 1, 0);
+            const auto second = c.messages().send({longer.data(), 0, DType::U8, 1, 0});
             CHECK_EQ(channel.written.load(), at + sizeof(MessageHeader));
             CHECK(channel.stamp_at(at).load() != channel.stamp(at), "an unfinished message is marked");
             meet(c);
@@ -552,34 +557,36 @@ int main() {
     ranks::run(2, [](Comm& c) {
         int64_t x = 7;
         if (c.rank() == 0) {
-            c.messages().send(&x, 1, DType::I64, 1, 0);
+            c.messages().send({&x, 1, DType::I64, 1, 0});
             c.close(1);
             return;
         }
         x = 0;
-        c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt);
+        c.messages().recv({&x, 1, DType::I64, 0, 0})->wait(std::nullopt);
         CHECK_EQ(x, 7);
-        CHECK_EQ(ranks::thrown([&] { c.messages().recv(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }), "PeerLost");
+        CHECK_EQ(ranks::thrown([&] { c.messages().recv({&x, 1, DType::I64, 0, 0})->wait(std::nullopt); }), "PeerLost");
     });
     // A synchronous send fails when its receiver leaves.
     ranks::run(2, [](Comm& c) {
         const int64_t x = 7;
         if (c.rank() == 0) return c.close(1), void();
-        CHECK_EQ(ranks::thrown([&] { c.messages().send_synchronously(&x, 1, DType::I64, 0, 0)->wait(std::nullopt); }),
+        CHECK_EQ(ranks::thrown([&] {
+                     c.messages().send({&x, 1, DType::I64, 0, 0, Send::Mode::Synchronous})->wait(std::nullopt);
+                 }),
                  "PeerLost");
     });
     // A rank that closes cancels its posted receive.
     ranks::run(2, [](Comm& c) {
         std::vector<int64_t> x(20000, 7);
         if (c.rank() == 0) {
-            c.messages().recv(x.data(), x.size(), DType::I64, 1, 0);
+            c.messages().recv({x.data(), x.size(), DType::I64, 1, 0});
             meet(c);
             c.close(1);
             return;
         }
         meet(c);
         const std::string how = ranks::thrown([&] {
-            for (;;) c.messages().send_now(x.data(), x.size(), DType::I64, 0, 1);
+            for (;;) c.messages().send_now({x.data(), x.size(), DType::I64, 0, 1});
         });
         CHECK_EQ(how, "PeerLost");
     });

@@ -45,7 +45,7 @@ using Body = std::function<void(Comm&)>;
 
 inline void be_rank(const std::shared_ptr<Segment>& segment, int rank, const Body& body, double timeout,
                     const rankwise::Settings& settings, bool process) {
-    auto comm = Comm::join(segment, rank, timeout, process, settings);
+    auto comm = Comm::join(segment, rank, timeout, process ? Comm::RunsAs::Process : Comm::RunsAs::Thread, settings);
     try {
         body(*comm);
     } catch (const std::exception& e) {

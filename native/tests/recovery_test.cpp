@@ -231,7 +231,7 @@ bool is_loss(const std::exception& e) { return dynamic_cast<const PeerLost*>(&e)
 
 // Communicates in groups that shrink, until a group of `until` ranks has made 20 rounds.
 void shrink_until(Segment& segment, int rank, int until, double timeout) {
-    auto comm = Comm::join(segment.shared_from_this(), rank, 30, true);
+    auto comm = Comm::join(segment.shared_from_this(), rank, 30, Comm::RunsAs::Process);
     comm->set_timeout(timeout);
     for (int rounds = 0; rounds < 20 || comm->world_size() > until;) {
         try {
@@ -307,7 +307,7 @@ void a_stopped_survivor(unsigned seed) {
 void restored(Segment& segment, int rank, uint32_t restart) {
     std::shared_ptr<Comm> comm;
     try {
-        comm = Comm::join(segment.shared_from_this(), rank, 30, true, {}, restart);
+        comm = Comm::join(segment.shared_from_this(), rank, 30, Comm::RunsAs::Process, {}, restart);
         for (int64_t round = 0; round < 30;) {
             try {
                 int64_t newest = round;  // those that have been restored begin where the others are
@@ -355,7 +355,7 @@ void kills_while_restoring(unsigned seed) {
 // The launcher does not start a rank again, so nothing is restored; the others shrink.
 void a_rank_given_up() {
     Job job(3, [](Segment& segment, int rank, uint32_t) {
-        auto comm = Comm::join(segment.shared_from_this(), rank, 30, true);
+        auto comm = Comm::join(segment.shared_from_this(), rank, 30, Comm::RunsAs::Process);
         if (rank == 1) kill(getpid(), SIGKILL);
         CHECK_EQ(thrown([&] { comm->barrier(); }), "PeerLost");
         try {
@@ -381,7 +381,7 @@ void a_rank_given_up() {
 // What a killed rank had allocated is freed when the others go on.
 void memory_of_the_dead_is_freed() {
     Job job(3, [](Segment& segment, int rank, uint32_t) {
-        auto comm = Comm::join(segment.shared_from_this(), rank, 30, true);
+        auto comm = Comm::join(segment.shared_from_this(), rank, 30, Comm::RunsAs::Process);
         const auto buffer = comm->allocate(1 << 20);
         comm->barrier();
         if (rank == 2) kill(getpid(), SIGKILL);

@@ -192,12 +192,12 @@ void reused() {
         std::memset(first->data(), 7, fewer);
         second.reset();
         first.reset();
-        first = c.allocate(whole, false);
+        first = c.allocate(whole, Contents::Undefined);
         CHECK(first->data() == one, "the one that was freed last");
         CHECK_EQ(int(first->data()[0]), 7);
-        CHECK(c.allocate(whole, false)->data() == two, "then the other");
+        CHECK(c.allocate(whole, Contents::Undefined)->data() == two, "then the other");
         part->close(1);
-        CHECK(c.allocate(whole, false)->data() == two, "a closed part leaves the cache to the rest");
+        CHECK(c.allocate(whole, Contents::Undefined)->data() == two, "a closed part leaves the cache to the rest");
     });
 }
 

@@ -252,10 +252,10 @@ void ended_waits(Comm& c, Interruptible& program) {
             const auto work = start_sum(c, x);
             CHECK_EQ(thrown([&] { work->wait(0.02); }), "TimedOut");
             CHECK(!work->ended() && !work->done());
-            c.messages().send_now(&go, 1, DType::I64, 1, 0);
+            c.messages().send_now({&go, 1, DType::I64, 1, 0});
             work->wait();
         } else {
-            c.messages().recv_now(&go, 1, DType::I64, 0, 0);
+            c.messages().recv_now({&go, 1, DType::I64, 0, 0});
             const auto work = start_sum(c, x);
             work->wait();
         }
@@ -263,10 +263,10 @@ void ended_waits(Comm& c, Interruptible& program) {
             const auto work = start_sum(c, x);
             program.stops = true;
             CHECK_EQ(thrown([&] { work->wait(); }), "Interrupted");
-            c.messages().send_now(&go, 1, DType::I64, 1, 0);
+            c.messages().send_now({&go, 1, DType::I64, 1, 0});
             work->wait();
         } else {
-            c.messages().recv_now(&go, 1, DType::I64, 0, 0);
+            c.messages().recv_now({&go, 1, DType::I64, 0, 0});
             start_sum(c, x)->wait();
         }
         CHECK_EQ(x.back(), int64_t(c.world_size()) * sum_of(c, 0));
@@ -320,7 +320,7 @@ int main() {
             Interruptible program;
             Settings settings;
             settings.program = &program;
-            auto comm = Comm::join(segment, rank, kSoon, false, settings);
+            auto comm = Comm::join(segment, rank, kSoon, Comm::RunsAs::Thread, settings);
             ended_waits(*comm, program);
             comm->close(5);
         });

@@ -97,7 +97,7 @@ void close_abandons_user_code_that_does_not_return() {
             begun.set_value();
             wait();
         },
-        true);
+        CodeOf::Program);
     const auto queued = stream->submit([] {});
     begun.get_future().wait();
     CHECK(!stream->close(0.01));
@@ -111,7 +111,7 @@ void close_abandons_user_code_that_does_not_return() {
 void a_task_may_close_its_stream() {
     auto stream = std::make_shared<Stream>();
     auto* raw = stream.get();
-    const auto closing = raw->submit([held = std::move(stream)]() mutable { held.reset(); }, true);
+    const auto closing = raw->submit([held = std::move(stream)]() mutable { held.reset(); }, CodeOf::Program);
     closing->wait(kSoon);
 }
 
@@ -240,8 +240,8 @@ void many_threads(Comm& c) {
             CHECK_EQ(shared, n);
             if (round % 4 == 0) {
                 const int64_t number = 1000 * t + round;
-                const auto sending = c.messages().send(&number, 1, DType::I64, (c.rank() + 1) % n, t);
-                c.messages().recv_now(&y[0], 1, DType::I64, (c.rank() + n - 1) % n, t);
+                const auto sending = c.messages().send({&number, 1, DType::I64, (c.rank() + 1) % n, t});
+                c.messages().recv_now({&y[0], 1, DType::I64, (c.rank() + n - 1) % n, t});
                 CHECK_EQ(y[0], number);
                 sending->wait(kSoon);
             }

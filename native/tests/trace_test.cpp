@@ -31,8 +31,8 @@ void every_operation_has_an_entry() {
         auto g = c.split(0, 0);
         g->name_group("halves");
         sum(*g, 100'000);
-        if (c.rank() == 0) c.messages().send_now(x, 3, DType::F32, 1, 7);
-        else c.messages().recv(x, 3, DType::F32, kAny, kAny)->wait({});
+        if (c.rank() == 0) c.messages().send_now({x, 3, DType::F32, 1, 7});
+        else c.messages().recv({x, 3, DType::F32, kAny, kAny})->wait({});
         g->close(1);
     });
     const SegmentView view(segment->fd());
@@ -103,14 +103,14 @@ void waiting_is_visible(Comm& c, Segment& segment) {
         CHECK(until([&] { return is_in(Op::Recv); }), to_string(where, 0));
         CHECK(to_string(where, 0).find("in recv from any rank, tag 3 for ") == 0, to_string(where, 0));
         int x = 5;
-        c.messages().send_now(&x, 1, DType::I32, 0, 3);
+        c.messages().send_now({&x, 1, DType::I32, 0, 3});
     } else {
         c.barrier();
         int x = 0, y = 0;
         auto request =
-            c.messages().recv(&y, 1, DType::I32, 1, 4);  // the program does not wait for it, so the rank is not in it
+            c.messages().recv({&y, 1, DType::I32, 1, 4});  // the program does not wait for it, so the rank is not in it
         CHECK(!whereabouts(segment, 0).inside);
-        auto other = c.messages().recv(&x, 1, DType::I32, kAny, 3);
+        auto other = c.messages().recv({&x, 1, DType::I32, kAny, 3});
         other->wait({});
         CHECK_EQ(x, 5);
     }
@@ -121,14 +121,14 @@ void a_message_is_not_waited_for_any_more(Comm& c) {
     const auto g = c.split(0, 0);
     int x = 0;
     const auto elsewhere = [&] { return !whereabouts(*c.segment(), c.rank()).inside; };
-    const auto late = g->messages().recv(&x, 1, DType::I32, g->rank(), 1);
+    const auto late = g->messages().recv({&x, 1, DType::I32, g->rank(), 1});
     CHECK_EQ(ranks::thrown([&] { late->wait(0.02); }), "TimedOut");
     CHECK(elsewhere());
     late->cancel();
     if (c.rank() == 1) {
         g->close(1);
     } else {
-        const auto lost = g->messages().recv(&x, 1, DType::I32, 1, 1);
+        const auto lost = g->messages().recv({&x, 1, DType::I32, 1, 1});
         CHECK_EQ(ranks::thrown([&] { lost->wait({}); }), "PeerLost");
         CHECK(elsewhere());
     }
@@ -152,11 +152,11 @@ void threads_and_a_reader() {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank)
         threads.emplace_back([&, rank] {
-            auto world = Comm::join(segment, rank, 60, false);
+            auto world = Comm::join(segment, rank, 60, Comm::RunsAs::Thread);
             std::vector<std::shared_ptr<Comm>> groups;
             for (int i = 0; i < 3; ++i) groups.push_back(world->split(0, 0));
             int x = 0;
-            auto pending = rank == 0 ? world->messages().recv(&x, 1, DType::I32, 1, 0) : nullptr;
+            auto pending = rank == 0 ? world->messages().recv({&x, 1, DType::I32, 1, 0}) : nullptr;
             std::vector<std::thread> users;
             for (int i = 0; i < 3; ++i)
                 users.emplace_back([&, i] {
@@ -169,7 +169,7 @@ void threads_and_a_reader() {
                 CHECK(found, "an operation in progress lost its entry");
             }
             world->barrier();
-            if (rank == 1) world->messages().send_now(&x, 1, DType::I32, 0, 0);
+            if (rank == 1) world->messages().send_now({&x, 1, DType::I32, 0, 0});
             else pending->wait({});
             for (auto& g : groups) g->close(5);
             world->close(5);
@@ -278,7 +278,7 @@ int main() {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank)
         threads.emplace_back([&, rank] {
-            auto comm = Comm::join(segment, rank, 60, false);
+            auto comm = Comm::join(segment, rank, 60, Comm::RunsAs::Thread);
             waiting_is_visible(*comm, *segment);
             comm->close(1);
         });

@@ -40,7 +40,8 @@ struct Checker {
     Embedding& program;
     CallComparer comparer{*writer.segment};
 
-    // headline: what went wrong; details: whole lines.
+    // headline: what went wrong; details: whole lines. ends: it ends the job.
+    static constexpr bool kEnds = true;
     void report(WatchedRank& shared, const std::string& headline, const std::string& details, bool ends) const {
         std::string text = "rankwise.watch: " + headline + "\n" + details;
         if (writer.segment->world_size() != options.world_size)
@@ -63,12 +64,15 @@ struct Checker {
         report(shared,
                "the ranks' calls do not match: call #" + std::to_string(found->number) + " on " +
                    comm_of(*writer.segment, *found),
-               list_calls(*writer.segment, writer.names, *found), true);
+               list_calls(*writer.segment, writer.names, *found), kEnds);
         return true;
     }
 
     // Calls the roll if this call began longer ago than the timeout, and no roll call has shown it yet.
-    void check_duration(WatchedRank& shared, const WatchedCall& call, bool unfollowed) const {
+    struct Phrase {
+        const char *before_call, *before_time, *after_time;
+    };
+    void check_duration(WatchedRank& shared, const WatchedCall& call, const Phrase& phrase) const {
         const double seconds = seconds_since(*writer.segment, call.begin);
         uint64_t last = shared.roll_called.load();
         if (seconds < options.timeout || call.begin < last) return;
@@ -76,10 +80,8 @@ struct Checker {
         const std::string what = describe_call(*writer.segment, writer.names, call);
         const std::string waited = std::to_string(int64_t(seconds)) + " s";
         report(shared,
-               name_of_rank(*writer.segment, call.rank) +
-                   (unfollowed ? " called " + what + " " + waited + " ago, and not every rank has followed"
-                               : " has been in " + what + " for " + waited) +
-                   ". Where each rank is:",
+               name_of_rank(*writer.segment, call.rank) + phrase.before_call + what + phrase.before_time + waited +
+                   phrase.after_time + ". Where each rank is:",
                roll_call(*writer.segment, writer.names, program), options.abort);
     }
 
@@ -90,9 +92,11 @@ struct Checker {
         // One thread of the host compares the calls of all ranks, whichever comes first.
         if (seconds_since(*writer.segment, last) > kOften && shared->looked.compare_exchange_strong(last, ticks())) {
             check_mismatch(*shared);
-            if (const auto found = comparer.unfollowed()) check_duration(*shared, *found, true);
+            if (const auto found = comparer.unfollowed())
+                check_duration(*shared, *found, {" called ", " ", " ago, and not every rank has followed"});
         }
-        if (const auto call = longest_call(*writer.segment, writer.rank)) check_duration(*shared, *call, false);
+        if (const auto call = longest_call(*writer.segment, writer.rank))
+            check_duration(*shared, *call, {" has been in ", " for ", ""});
     }
 };
 

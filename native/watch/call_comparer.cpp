@@ -34,7 +34,7 @@ std::optional<WatchedCall> CallComparer::look() {
             if (differs && !found) found = first;
             if (first.amount == kUnknownAmount) first = call;
         };
-        read_[size_t(rank)] = visit_calls(segment_, rank, true, compare, read_[size_t(rank)]);
+        read_[size_t(rank)] = visit_calls(segment_, rank, kCompared, compare, read_[size_t(rank)]);
     }
     if (firsts_.size() > kMostKept) {  // what the ranks still keep is compared again
         firsts_.clear();
@@ -63,7 +63,7 @@ std::string list_calls(const Segment& segment, const CallNames& names, const Wat
     for (const int rank : ranks_by_number(segment)) {
         std::optional<WatchedCall> own;
         if (rank == found.rank) own = found;  // which the ring may no longer have
-        visit_calls(segment, rank, true, [&](const WatchedCall& call) {
+        visit_calls(segment, rank, kCompared, [&](const WatchedCall& call) {
             if (call.comm == found.comm && call.number == found.number) own = call;
         });
         if (!own) continue;

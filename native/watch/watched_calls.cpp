@@ -48,15 +48,15 @@ std::string to_string(const WatchedCall& call, const CallNames& names) {
     if (call.operation >= names.operations.size()) return "an unknown call";
     const CallNames::Operation& operation = names.operations[call.operation];
     std::string arguments;
-    const auto add = [&](bool known, const std::string& name, const std::string& value) {
-        if (known) arguments += (arguments.empty() ? "" : ", ") + name + "=" + value;
+    const auto add = [&](const std::string& name, const std::string& value) {
+        arguments += (arguments.empty() ? "" : ", ") + name + "=" + value;
     };
-    const bool has_root = !operation.root.empty(), has_amount = call.amount != kUnknownAmount;
-    add(has_root && operation.message, operation.root, number_or_any(call.root));
-    add(has_amount, operation.message ? "tag" : "count", number_or_any(int64_t(call.amount)));
-    add(call.dtype < kDTypes, "dtype", call.dtype < kDTypes ? name(DType(call.dtype)) : "");
-    if (call.reduction < names.reductions.size()) add(true, "op", names.reductions[call.reduction]);
-    add(has_root && !operation.message, operation.root, std::to_string(call.root));
+    const bool has_root = !operation.root.empty();
+    if (has_root && operation.message) add(operation.root, number_or_any(call.root));
+    if (call.amount != kUnknownAmount) add(operation.message ? "tag" : "count", number_or_any(int64_t(call.amount)));
+    if (call.dtype < kDTypes) add("dtype", name(DType(call.dtype)));
+    if (call.reduction < names.reductions.size()) add("op", names.reductions[call.reduction]);
+    if (has_root && !operation.message) add(operation.root, std::to_string(call.root));
     return operation.name + "(" + arguments + ")";
 }
 

@@ -67,13 +67,15 @@ private:
     std::atomic<uint64_t> words_[kWords];
 };
 
+inline constexpr bool kCompared = true;
+
 struct WatchedRank {
     int32_t number;  // of the rank in the job
     struct Ring {
         std::atomic<uint64_t> last;  // the serial of the last call
         CallRecord records[kWatchedCalls];
         CallRecord& at(uint64_t serial) { return records[serial % kWatchedCalls]; }
-    } rings[2];  // of calls that are not compared, such as messages, and of those that are
+    } rings[2];  // of calls that are not compared, such as messages, and of those that are: kCompared
     char texts[kTexts][kTextSize];
     // In the first rank's, for all ranks:
     std::atomic<uint64_t> looked, roll_called;  // ticks when somebody last compared all calls, and called the roll

@@ -46,11 +46,6 @@ void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, u
     copy_bytes(to, block, bytes);
 }
 
-// The message that a long block is.
-Transfer long_block(int peer, const uint8_t* block, uint64_t bytes) {
-    return {const_cast<uint8_t*>(block), bytes, DType::U8, peer, kBlockTag};
-}
-
 }  // namespace
 
 void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
@@ -63,19 +58,19 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
         s.release(position);
         if (bytes <= tuning::kShortBlock) return;
         s.await(root, step);  // a message alone would not call for a root that has deferred the operation
-        const Transfer sent = long_block(root, block, bytes);
-        return void(messages.exchange({&sent, 1}, {}, options));
+        const Send long_block{block, bytes, DType::U8, root, kBlockTag};
+        return void(messages.exchange({&long_block, 1}, {}, options));
     }
     const uint64_t step = s.post();
     s.await_senders(step);
     const Counts counts = counts_at(s, step, count);
     const Blocks blocks(counts.data(), s.n, item);
     const std::vector<uint8_t*> to = room(counts);
-    std::vector<Transfer> longer;
+    std::vector<Receive> long_blocks;
     for (int from = 0; from < s.n; ++from) {
         if (from == root) continue;
         if (blocks.size(from) > tuning::kShortBlock)
-            longer.push_back(long_block(from, to[size_t(from)], blocks.size(from)));
+            long_blocks.push_back({to[size_t(from)], blocks.size(from), DType::U8, from, kBlockTag});
         else copy_short(s, from, step, position, to[size_t(from)], blocks.size(from));
     }
     s.release(position);
@@ -83,8 +78,8 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     const auto copy_own = [&] {
         if (bytes && own != block) std::memmove(own, block, bytes);
     };
-    if (longer.empty()) return copy_own();
-    messages.exchange({}, longer, options, copy_own);
+    if (long_blocks.empty()) return copy_own();
+    messages.exchange({}, long_blocks, options, copy_own);
 }
 
 void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room) {

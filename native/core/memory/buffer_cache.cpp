@@ -18,7 +18,7 @@ BufferCache::BufferCache(std::shared_ptr<Segment> segment)
     kept_.reserve(kMostKeptBuffers + 1);
 }
 
-uint64_t BufferCache::take(size_t bytes, bool zeroed) {
+uint64_t BufferCache::take(size_t bytes, Contents contents) {
     const size_t wanted = pages(bytes);
     if (!fork_.is_child()) {
         std::unique_lock lock(mutex_);
@@ -29,7 +29,7 @@ uint64_t BufferCache::take(size_t bytes, bool zeroed) {
             kept_.erase(std::next(found).base());
             kept_bytes_ -= wanted;
             lock.unlock();
-            if (zeroed) std::memset(segment_->at(offset), 0, wanted);
+            if (contents == Contents::Zeros) std::memset(segment_->at(offset), 0, wanted);
             return offset;
         }
     }

@@ -14,6 +14,8 @@
 
 namespace rankwise {
 
+enum class Contents : bool { Undefined, Zeros };
+
 // Shared by all communicators of a rank. Any thread may call.
 class BufferCache {
 public:
@@ -22,7 +24,7 @@ public:
 
     Segment& segment() const { return *segment_; }
     // A buffer of at least `bytes` from a page's beginning; its offset. Throws OutOfMemory.
-    uint64_t take(size_t bytes, bool zeroed);
+    uint64_t take(size_t bytes, Contents contents);
     // Heap::reserve, which releases what is kept if there is no room. Throws OutOfMemory.
     uint64_t reserve(size_t bytes, size_t committed);
     // bytes: as it was taken with. Needs no memory, since destructors call it.

@@ -13,7 +13,7 @@ namespace rankwise {
 // closed. Throws OutOfMemory.
 class Registered {
 public:
-    Registered(std::shared_ptr<BufferCache> cache, size_t bytes, bool zeroed);
+    Registered(std::shared_ptr<BufferCache> cache, size_t bytes, Contents contents);
     ~Registered();
     Registered(const Registered&) = delete;
     uint8_t* data() const { return cache_->segment().at(offset_); }

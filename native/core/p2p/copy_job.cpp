@@ -9,7 +9,7 @@ bool Messages::share(const Message& message) {
     const uint64_t bytes = message.header.bytes;
     const Outgoing& out = outgoing_[message.from];
     if (!message.receive || bytes <= piece_of_job(bytes) || !out.sends.empty() || !out.offered.empty()) return false;
-    CopyJob& job = channel(message.from, rank_, false)->job;
+    CopyJob& job = channel_from(message.from)->job;
     // A sender that is still writing may not know yet that the last message is here.
     if (CopyJob::open(job.state.load()) || job.writing.load() ||
         !transport_.memory.reachable(message.at, bytes, reachable_))
@@ -28,7 +28,7 @@ bool Messages::share(const Message& message) {
 // The receiver copies the pieces that the sender has not begun, from the end. Returns whether all is copied, or nothing
 // more will be. A second call copies nothing: the first one ends only when all pieces have begun, or copying fails.
 bool Messages::fetch_shared(const Message& message) {
-    CopyJob& job = channel(message.from, rank_, false)->job;
+    CopyJob& job = channel_from(message.from)->job;
     const uint64_t bytes = message.header.bytes, piece = piece_of_job(bytes), pieces = (bytes + piece - 1) / piece;
     // `mine` bounds the loop even if a stray write has overwritten the count.
     for (uint64_t mine = 1; mine <= pieces && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&

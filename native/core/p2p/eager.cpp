@@ -6,36 +6,36 @@
 
 namespace rankwise {
 
-bool Messages::write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object) {
-    const int to = send.peer;
+bool Messages::write_now(const Send& message, const CallOptions& options, uint64_t most) {
+    const int to = message.to;
     check_peer(Op::Send, to);
-    const uint64_t bytes = send.bytes(), began = tracer_.measured() ? ticks() : 0;
-    if (bytes > most || to == rank_) return false;
+    const uint64_t bytes = message.bytes(), began = tracer_.measured() ? ticks() : 0;
+    if (bytes > most || to == rank_ || !message.stretches.empty()) return false;
     const auto lock = lock_requests(options);
     Outgoing& out = outgoing_[to];
     if (closing_ || !out.idle() || group_.failed()) return false;
-    Channel& c = *channel(rank_, to, true);
+    Channel& c = channel_to(to);
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, bytes);
     // The receiver writes `read` with each message, so to look there costs a transfer between the cores' caches.
     const auto fits = [&] { return at - out.read + whole <= c.capacity; };
     if (!fits()) out.read = c.read.load();
     if (!fits() || bytes > group_.peers[to].unexpected_room()) return false;
-    c.put_header(at, MessageHeader::of(send.count, send.dtype, send.tag, object));
-    if (bytes) c.put(at + sizeof(MessageHeader), send.data, bytes);
+    c.put_header(at, MessageHeader::of(message.count, message.dtype, message.tag, message.object));
+    if (bytes) c.put(at + sizeof(MessageHeader), message.data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
     c.written.exchange(at + whole);
     notify(to);
-    trace_short(Op::Send, send.dtype, to, send.tag, bytes, began);
+    trace_short(Op::Send, message.dtype, to, message.tag, bytes, began);
     return true;
 }
 
 // A sender that does not wait is soon ahead of its receiver by a full ring.
-bool Messages::await_room(const Transfer& send, const CallOptions& options, uint64_t most) {
-    if (send.bytes() > most || send.peer == rank_) return false;
+bool Messages::await_room(const Send& message, const CallOptions& options, uint64_t most) {
+    if (message.bytes() > most || message.to == rank_) return false;
     const auto lock = lock_requests(options);
-    if (closing_ || !outgoing_[send.peer].idle() || group_.failed()) return false;
-    const Channel& c = *channel(rank_, send.peer, true);
-    const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, send.bytes());
+    if (closing_ || !outgoing_[message.to].idle() || group_.failed()) return false;
+    const Channel& c = channel_to(message.to);
+    const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, message.bytes());
     const auto fits = [&] { return at - c.read.load() + whole <= c.capacity; };
     for (int i = policy_.first_polls; i > 0 && !fits(); --i) cpu_relax();
     for (int i = transport_.conditions().yields ? kYieldsForRoom : 0; i > 0 && !fits(); --i) sched_yield();
@@ -45,7 +45,7 @@ bool Messages::await_room(const Transfer& send, const CallOptions& options, uint
 // The channel from a rank whose next message begins a header there, or null.
 Channel* Messages::readable(int from) {
     const Incoming& in = incoming_[from];
-    return from == rank_ || in.message || in.pad ? nullptr : channel(from, rank_, false);
+    return from == rank_ || in.message || in.pad ? nullptr : channel_from(from);
 }
 
 template <class Take>
@@ -98,31 +98,17 @@ Arrival Messages::complete_now(const std::shared_ptr<Request>& request, const Ca
     return request->arrival();
 }
 
-void Messages::send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options) {
-    if (!send_at_once(data, count, dtype, to, tag, options))
-        complete_now(send(data, count, dtype, to, tag, options, Caller::WaitsAtOnce), options);
+void Messages::send_now(const Send& message, const CallOptions& options) {
+    if (!send_at_once(message, options)) complete_now(send(message, options, Caller::WaitsAtOnce), options);
 }
 
-std::shared_ptr<Request> Messages::post(const Transfer& r, const CallOptions& options) {
-    const auto start = r.up_to ? &Messages::recv_up_to : &Messages::recv;
-    return (this->*start)(r.data, r.count, r.dtype, r.peer, r.tag, options, Caller::WaitsAtOnce);
-}
-
-Arrival Messages::receive_now(const Transfer& r, const CallOptions& options, uint64_t most) {
+Arrival Messages::receive_now(const Receive& r, const CallOptions& options, uint64_t most) {
     const auto accept = [&](const MessageHeader& h) {
-        return rankwise::accepts(r.up_to ? Wanted::UpTo : Wanted::Exactly, r.count, r.dtype, h)
-                   ? static_cast<uint8_t*>(r.data)
-                   : nullptr;
+        return rankwise::accepts(r.wanted, r.count, r.dtype, h) ? static_cast<uint8_t*>(r.data) : nullptr;
     };
     if (r.bytes() <= most)  // a large message comes sooner if the receive is posted first
-        if (const auto received = take_short(r.peer, r.tag, accept, options)) return *received;
-    return complete_now(post(r, options), options);
-}
-
-void Messages::send_object_now(std::vector<Stretch> stretches, int to, int tag, const CallOptions& options) {
-    if (stretches.size() == 1 && send_at_once(stretches[0].data, stretches[0].bytes, DType::U8, to, tag, options, true))
-        return;
-    complete_now(send_object(std::move(stretches), to, tag, options, Caller::WaitsAtOnce), options);
+        if (const auto received = take_short(r.from, r.tag, accept, options)) return *received;
+    return complete_now(recv(r, options, Caller::WaitsAtOnce), options);
 }
 
 std::shared_ptr<Request> Messages::recv_any_now(Wanted wanted, int from, int tag, const Accept& accept,
@@ -133,7 +119,7 @@ std::shared_ptr<Request> Messages::recv_any_now(Wanted wanted, int from, int tag
         arrival = *received;
         return nullptr;
     }
-    const auto request = recv_any(wanted, from, tag, options, Caller::WaitsAtOnce);
+    const auto request = recv(Receive::of_any_length(wanted, from, tag), options, Caller::WaitsAtOnce);
     arrival = complete_now(request, options, timeout);
     return request;
 }

@@ -23,27 +23,27 @@ template <class F> void keeping(std::exception_ptr& error, F&& f) {
 }  // namespace
 
 // Polls for a moment for messages that these receives match and that their senders can copy without this rank.
-void Messages::let_senders_copy(std::span<const Transfer> receives, const CallOptions& options) {
+void Messages::let_senders_copy(std::span<const Receive> receives, const CallOptions& options) {
     size_t shared = 0;
     for (int i = policy_.first_polls; i >= 0 && shared < receives.size(); --i) {
         const auto lock = lock_requests(options);
         shared = 0;
-        for (const Transfer& t : receives) {
-            if (t.peer == rank_) continue;
-            pull(t.peer);
-            for (const auto& message : incoming_[t.peer].claimed) shared += begin_fetch(*message);
+        for (const Receive& each : receives) {
+            if (each.from == rank_) continue;
+            pull(each.from);
+            for (const auto& message : incoming_[each.from].claimed) shared += begin_fetch(*message);
         }
         cpu_relax();
     }
 }
 
-Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
-                           const CallOptions& options, const std::function<void()>& meanwhile) {
+Arrival Messages::exchange(std::span<const Send> sends, std::span<const Receive> receives, const CallOptions& options,
+                           const std::function<void()>& meanwhile) {
     const uint64_t most = most_in_ring();
-    const auto sent_at_once = [&](const Transfer& t) {
-        return write_now(t, options, most) || (await_room(t, options, most) && write_now(t, options, most));
+    const auto sent_at_once = [&](const Send& each) {
+        return write_now(each, options, most) || (await_room(each, options, most) && write_now(each, options, most));
     };
-    const bool all_short = std::ranges::all_of(receives, [&](const Transfer& t) { return t.bytes() <= most; });
+    const bool all_short = std::ranges::all_of(receives, [&](const Receive& each) { return each.bytes() <= most; });
     std::exception_ptr error;
     Arrival last{};
     size_t sent = 0;
@@ -53,10 +53,10 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
     if (all_short && sent == sends.size()) {
         if (meanwhile) meanwhile();
         try {
-            for (const Transfer& t : receives)
+            for (const Receive& each : receives)
                 keeping(error, [&] {
-                    last = receive_now(t, options, most);
-                    if (receives.size() > 1) received.emplace_back(last, t.data);
+                    last = receive_now(each, options, most);
+                    if (receives.size() > 1) received.emplace_back(last, each.data);
                 });
         } catch (...) {
             if (!fork_.is_child())
@@ -67,10 +67,9 @@ Arrival Messages::exchange(std::span<const Transfer> sends, std::span<const Tran
         std::vector<std::shared_ptr<Request>> started;
         started.reserve(sends.size() + receives.size());
         try {
-            for (const Transfer& t : receives) started.push_back(post(t, options));
+            for (const Receive& each : receives) started.push_back(recv(each, options, Caller::WaitsAtOnce));
             for (; sent < sends.size(); ++sent)
-                if (const Transfer& t = sends[sent]; !sent_at_once(t))
-                    started.push_back(send(t.data, t.count, t.dtype, t.peer, t.tag, options, Caller::WaitsAtOnce));
+                if (!sent_at_once(sends[sent])) started.push_back(send(sends[sent], options, Caller::WaitsAtOnce));
             if (meanwhile) {
                 let_senders_copy(receives, options);
                 meanwhile();

@@ -47,30 +47,31 @@ std::shared_ptr<Messages> Messages::make(std::shared_ptr<Segment> segment, std::
             }};
 }
 
-Channel* Messages::channel(int from, int to, bool make) {
-    std::atomic<uint64_t>& entry = channels_[from * n_ + to];
-    uint64_t offset = entry.load();  // as in notify(): a receiver may be about to sleep
-    if (!offset && make) {
+Channel& Messages::channel_to(int to) {
+    std::atomic<uint64_t>& entry = channels_[rank_ * n_ + to];
+    uint64_t offset = entry.load();
+    if (!offset) {
         const uint64_t capacity = ring_bytes(n_);
         const uint64_t made = segment_->heap().allocate(sizeof(Channel) + capacity, BlockKind::Channel);
         Channel& c = *segment_->at<Channel>(made);
         c.capacity = capacity;
         c.first_stamp = std::random_device{}() | uint64_t(std::random_device{}()) << 32;
-        if (entry.compare_exchange_strong(offset, made)) return &c;
-        segment_->heap().release(made);  // the other rank was faster
+        if (entry.compare_exchange_strong(offset, made)) return c;
+        segment_->heap().release(made);
     }
-    if (!offset) return nullptr;
-    Channel* const c = channel_at(offset);
-    if (!c) throw_overwritten("the channel", from, to);
-    return c;
+    return channel_at(offset, rank_, to);
 }
 
-// Null if no channel can be there.
-Channel* Messages::channel_at(uint64_t offset) const {
+Channel* Messages::channel_from(int from) {
+    const uint64_t offset = channels_[from * n_ + rank_].load();  // as in notify(): this rank may be about to sleep
+    return offset ? &channel_at(offset, from, rank_) : nullptr;
+}
+
+Channel& Messages::channel_at(uint64_t offset, int from, int to) {
     Channel* const c = segment_->at<Channel>(offset);
-    return offset % alignof(Channel) == 0 && segment_->contains(c, sizeof(Channel)) && c->capacity == ring_bytes(n_)
-               ? c
-               : nullptr;
+    if (offset % alignof(Channel) || !segment_->contains(c, sizeof(Channel)) || c->capacity != ring_bytes(n_))
+        throw_overwritten("the channel", from, to);
+    return *c;
 }
 
 void Messages::throw_overwritten(const char* what, int from, int to) {
@@ -114,8 +115,7 @@ void Messages::check_peer(Op op, int peer) const {
                       " given, expected 0 to " + std::to_string(n_ - 1));
 }
 
-std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                           Wanted wanted) {
+std::shared_ptr<Request> Messages::request(Op op, const void* data, uint64_t count, DType dtype, int peer, int tag) {
     check_peer(op, peer);
     checked_bytes(count, itemsize(dtype));
     auto r = std::make_shared<Request>();
@@ -125,30 +125,21 @@ std::shared_ptr<Request> Messages::request(Op op, void* data, uint64_t count, DT
     r->tag_ = tag;
     r->dtype_ = dtype;
     r->count_ = count;
-    r->data_ = static_cast<uint8_t*>(data);
-    r->wanted_ = wanted;
+    r->data_ = static_cast<uint8_t*>(const_cast<void*>(data));
     return r;
 }
 
-std::shared_ptr<Request> Messages::send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                                      const CallOptions& options) {
-    const auto r = request(Op::Send, const_cast<void*>(data), count, dtype, to, tag);
-    r->synchronous_ = true;
-    return start_send(r, options, Caller::GoesOn);
+std::shared_ptr<Request> Messages::request(const Receive& wanted) {
+    const auto r = request(Op::Recv, wanted.data, wanted.count, wanted.dtype, wanted.from, wanted.tag);
+    r->wanted_ = wanted.wanted;
+    return r;
 }
 
-std::shared_ptr<Request> Messages::send_object(std::vector<Stretch> stretches, int to, int tag,
-                                               const CallOptions& options, Caller caller, SendMode mode) {
-    uint64_t bytes = 0;
-    for (const Stretch& stretch : stretches) bytes += stretch.bytes;
-    const auto r = request(Op::Send, nullptr, bytes, DType::U8, to, tag);
-    r->object_ = true;
-    r->synchronous_ = mode == SendMode::Synchronous;
-    r->stretches_ = std::move(stretches);
-    return start_send(r, options, caller);
-}
-
-std::shared_ptr<Request> Messages::start_send(std::shared_ptr<Request> r, const CallOptions& options, Caller caller) {
+std::shared_ptr<Request> Messages::send(const Send& message, const CallOptions& options, Caller caller) {
+    const auto r = request(Op::Send, message.data, message.count, message.dtype, message.to, message.tag);
+    r->object_ = message.object;
+    r->synchronous_ = message.mode == Send::Mode::Synchronous;
+    r->stretches_.assign(message.stretches.begin(), message.stretches.end());
     const int to = r->peer_;
     const auto lock = lock_requests(options);
     check_open(name(Op::Send), options);
@@ -185,7 +176,8 @@ void Messages::arrive_here(const std::shared_ptr<Request>& r) {
     notify(rank_);  // another thread may wait for it
 }
 
-std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const CallOptions& options, Caller caller) {
+std::shared_ptr<Request> Messages::recv(const Receive& wanted, const CallOptions& options, Caller caller) {
+    const auto r = request(wanted);
     const auto lock = lock_requests(options);
     check_open(name(Op::Recv), options);
     trace(*r, caller);
@@ -206,7 +198,7 @@ std::shared_ptr<Request> Messages::start_recv(std::shared_ptr<Request> r, const 
 }
 
 std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found) {
-    const auto r = request(Op::Recv, data, found.count, found.dtype, found.source, found.tag);
+    const auto r = request({data, found.count, found.dtype, found.source, found.tag});
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     Message* const m = first_arrived(found.source, found.tag, r.get());
@@ -217,7 +209,7 @@ std::shared_ptr<Request> Messages::recv_probed(void* data, const Arrival& found)
 }
 
 std::shared_ptr<Request> Messages::recv_arrived(int from, int tag) {
-    const auto r = request(Op::Recv, nullptr, 0, DType::U8, from, tag, Wanted::Any);
+    const auto r = request(Receive::of_any_length(Wanted::Any, from, tag));
     const auto lock = lock_requests();
     check_open(name(Op::Recv));
     pull_from(from, Reads::All);
@@ -431,7 +423,7 @@ bool Messages::progress() {
         bool pushed = push(p);
         moved |= pull(p);
         moved |= fetch_claimed(p);
-        if (!outgoing_[p].offered.empty()) pushed |= help_to_fetch(*channel(rank_, p, true), p);
+        if (!outgoing_[p].offered.empty()) pushed |= help_to_fetch(channel_to(p), p);
         pushed |= push(p);
         moved |= pushed;
         // The ring may be full of messages that the receiver does not wait for, before one that it does wait for.

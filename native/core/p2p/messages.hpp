@@ -33,16 +33,6 @@ namespace rankwise {
 
 Arrival arrival_of(int from, const MessageHeader& header, uint64_t number);
 
-// What a thread that waits sends to a rank, or receives from one. It does not write what it sends.
-struct Transfer {
-    void* data;
-    uint64_t count;
-    DType dtype;
-    int peer, tag;
-    bool up_to = false;  // a receive: of any array that fits, as in recv_up_to
-    uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
-};
-
 class Messages final : public std::enable_shared_from_this<Messages>, private BackgroundWork {
 public:
     // unexpected_limit: how many bytes of unexpected messages this rank keeps; the data of further ones stays with
@@ -54,64 +44,31 @@ public:
 
     // Whether the caller of a send or receive waits for it at once; then the progress thread need not be woken.
     enum class Caller : uint8_t { GoesOn, WaitsAtOnce };
-    // Synchronous: it is complete when a receive has matched the message.
-    enum class SendMode : uint8_t { Standard, Synchronous };
-    // Sends and receives. `from` and `tag` may be kAny. All throw BadArgument for a rank that does not exist.
-    std::shared_ptr<Request> send(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                  const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
-        return start_send(request(Op::Send, const_cast<void*>(data), count, dtype, to, tag), options, caller);
+    // All throw BadArgument for a rank that does not exist.
+    std::shared_ptr<Request> send(const Send& message, const CallOptions& options = {}, Caller caller = Caller::GoesOn);
+    // A message that is not wanted fails the receive and stays for another one. One of Wanted::Any that does not fit
+    // into the memory, or is an object, goes to memory that the engine allocates.
+    std::shared_ptr<Request> recv(const Receive& wanted, const CallOptions& options = {},
+                                  Caller caller = Caller::GoesOn);
+    // Receives whatever has arrived, in memory that the engine allocates. Returns null, with nothing done, if there is
+    // nothing.
+    std::shared_ptr<Request> recv_arrived(int from, int tag);
+    // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
+    bool send_at_once(const Send& message, const CallOptions& options = {}) {
+        return write_now(message, options, kShortMessage);
     }
-    std::shared_ptr<Request> recv(void* data, uint64_t count, DType dtype, int from, int tag,
-                                  const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
-        return start_recv(request(Op::Recv, data, count, dtype, from, tag), options, caller);
+    // These return when the message is complete.
+    void send_now(const Send& message, const CallOptions& options = {});
+    Arrival recv_now(const Receive& wanted, const CallOptions& options = {}) {
+        return receive_now(wanted, options, kShortMessage);
     }
     // The longest message that passes through the ring: a longer one is offered, if ranks can read each other's memory.
     uint64_t most_in_ring() const;
-    std::shared_ptr<Request> send_synchronously(const void* data, uint64_t count, DType dtype, int to, int tag,
-                                                const CallOptions& options = {});
-    // An object: the stretches, one after the other.
-    std::shared_ptr<Request> send_object(std::vector<Stretch> stretches, int to, int tag,
-                                         const CallOptions& options = {}, Caller caller = Caller::GoesOn,
-                                         SendMode mode = SendMode::Standard);
-    // Receives an array of any dtype that may be shorter than the memory; count and dtype are those that are expected.
-    std::shared_ptr<Request> recv_up_to(void* data, uint64_t count, DType dtype, int from, int tag,
-                                        const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
-        return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::UpTo), options, caller);
-    }
-    // The same for any message: one that is too long for the memory, or an object, goes to memory that the engine
-    // allocates.
-    std::shared_ptr<Request> recv_message(void* data, uint64_t count, DType dtype, int from, int tag,
-                                          const CallOptions& options = {}, Caller caller = Caller::GoesOn) {
-        return start_recv(request(Op::Recv, data, count, dtype, from, tag, Wanted::Any), options, caller);
-    }
-    // The same without memory, of a message that has arrived. Returns null, with nothing done, if there is none.
-    std::shared_ptr<Request> recv_arrived(int from, int tag);
-    // Receives a message of any length, in memory that the engine allocates. A message that is not `wanted`, where
-    // recv's is not of the count and dtype expected, fails the receive and stays for another one.
-    std::shared_ptr<Request> recv_any(Wanted wanted, int from, int tag, const CallOptions& options = {},
-                                      Caller caller = Caller::GoesOn) {
-        return start_recv(request(Op::Recv, nullptr, 0, DType::U8, from, tag, wanted), options, caller);
-    }
-    // Sends a short message at once. Returns false, with nothing done, if it is long or must wait for others.
-    bool send_at_once(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {},
-                      bool object = false) {
-        return write_now({const_cast<void*>(data), count, dtype, to, tag}, options, kShortMessage, object);
-    }
-    // These return when the message is complete.
-    void send_now(const void* data, uint64_t count, DType dtype, int to, int tag, const CallOptions& options = {});
-    Arrival recv_now(void* data, uint64_t count, DType dtype, int from, int tag, const CallOptions& options = {}) {
-        return receive_now({data, count, dtype, from, tag}, options, kShortMessage);
-    }
-    Arrival recv_up_to_now(void* data, uint64_t count, DType dtype, int from, int tag,
-                           const CallOptions& options = {}) {
-        return receive_now({data, count, dtype, from, tag, true}, options, kShortMessage);
-    }
-    void send_object_now(std::vector<Stretch> stretches, int to, int tag, const CallOptions& options = {});
     // All of these at the same time, so that no order can deadlock. Throws the error of the first receive whose message
     // does not fit it when the others are complete. Returns the message of the last receive. meanwhile: what this rank
     // does while long messages arrive.
-    Arrival exchange(std::span<const Transfer> sends, std::span<const Transfer> receives,
-                     const CallOptions& options = {}, const std::function<void()>& meanwhile = {});
+    Arrival exchange(std::span<const Send> sends, std::span<const Receive> receives, const CallOptions& options = {},
+                     const std::function<void()>& meanwhile = {});
     // Returns the completed receive, or null if a short message was stored where `accept` said: it returns the memory
     // for a message, or null if this receive does not take it. `arrival` describes the message.
     using Accept = std::function<uint8_t*(const MessageHeader&)>;
@@ -187,8 +144,9 @@ private:
         }
     };
 
-    Channel* channel(int from, int to, bool make);
-    Channel* channel_at(uint64_t offset) const;
+    Channel& channel_to(int to);      // which this rank makes if there is none
+    Channel* channel_from(int from);  // null before the first message
+    Channel& channel_at(uint64_t offset, int from, int to);
     [[noreturn]] void throw_overwritten(const char* what, int from, int to);
     Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory> memory, Transport& transport,
              FailureReporter& failures, uint64_t unexpected_limit);
@@ -199,10 +157,8 @@ private:
     bool copy_stretches(const Message& message, uint64_t at, uint64_t bytes);
     bool help_to_fetch(Channel& c, int to);
 
-    std::shared_ptr<Request> request(Op op, void* data, uint64_t count, DType dtype, int peer, int tag,
-                                     Wanted wanted = Wanted::Exactly);
-    std::shared_ptr<Request> start_send(std::shared_ptr<Request> send, const CallOptions& options, Caller caller);
-    std::shared_ptr<Request> start_recv(std::shared_ptr<Request> receive, const CallOptions& options, Caller caller);
+    std::shared_ptr<Request> request(Op op, const void* data, uint64_t count, DType dtype, int peer, int tag);
+    std::shared_ptr<Request> request(const Receive& wanted);
     bool progress();  // with mutex_ locked; true if a byte moved
     // Through the ring (ring.cpp).
     bool push(int to);
@@ -261,13 +217,12 @@ private:
     Channel* readable(int from);
     void check_peer(Op op, int peer) const;
     // send_at_once and recv_now, whose messages are of at most `most` bytes if they go through the ring at once.
-    bool write_now(const Transfer& send, const CallOptions& options, uint64_t most, bool object = false);
-    bool await_room(const Transfer& send, const CallOptions& options, uint64_t most);
-    Arrival receive_now(const Transfer& receive, const CallOptions& options, uint64_t most);
-    std::shared_ptr<Request> post(const Transfer& receive, const CallOptions& options);
+    bool write_now(const Send& message, const CallOptions& options, uint64_t most);
+    bool await_room(const Send& message, const CallOptions& options, uint64_t most);
+    Arrival receive_now(const Receive& wanted, const CallOptions& options, uint64_t most);
     Arrival complete_now(const std::shared_ptr<Request>& request, const CallOptions& options,
                          std::optional<double> timeout = {});
-    void let_senders_copy(std::span<const Transfer> receives, const CallOptions& options);
+    void let_senders_copy(std::span<const Receive> receives, const CallOptions& options);
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
     void finish(Message& message);

@@ -61,8 +61,7 @@ bool Messages::claim(Message& m) {
     Offer& offer = *m.offer;
     if (offer.stretches.empty()) return true;
     OfferStage offered = OfferStage::Offered;
-    if (channel(m.from, rank_, false)->offers[offer.slot].compare_exchange_strong(offered, OfferStage::Copying))
-        return true;
+    if (channel_from(m.from)->offers[offer.slot].compare_exchange_strong(offered, OfferStage::Copying)) return true;
     outgoing_[m.from].answers.push_back(MessageHeader::about_offer(Form::Copied, offer.number));
     return false;
 }
@@ -88,7 +87,7 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
 // Whether its sender has cancelled the message: then the claim fails, and queues the answer to the sender.
 bool Messages::answered_as_cancelled(Message& m) {
     const Offer& offer = *m.offer;
-    if (offer.stretches.empty() || channel(m.from, rank_, false)->offers[offer.slot].load() != OfferStage::Cancelled)
+    if (offer.stretches.empty() || channel_from(m.from)->offers[offer.slot].load() != OfferStage::Cancelled)
         return false;
     return !claim(m);
 }
@@ -119,7 +118,7 @@ bool Messages::fetch(const std::shared_ptr<Message>& message) {
     for (uint64_t at = 0; !offer.shared && copied && at < m.header.bytes; at += kBytesPerCheck)
         copied = copy_stretches(m, at, std::min(kBytesPerCheck, m.header.bytes - at)) && !group_.failed();
     if (awaited) answers.push_back(MessageHeader::about_offer(Form::Copied, offer.number));
-    channel(m.from, rank_, false)->offers[offer.slot].store(OfferStage::Copied);
+    channel_from(m.from)->offers[offer.slot].store(OfferStage::Copied);
     if (copied) m.left = 0;  // else the group has failed, or will when the sender's death is noticed
     return true;
 }
@@ -201,7 +200,7 @@ void Messages::answer(int from, const MessageHeader& h) {
 // Cancels a send whose data the receiver may copy. Returns false if it has copied it; else it finds that the message
 // was cancelled.
 bool Messages::cancel_offer(const Request& r) {
-    std::atomic<OfferStage>& stage = channel(rank_, r.peer_, true)->offers[r.slot_];
+    std::atomic<OfferStage>& stage = channel_to(r.peer_).offers[r.slot_];
     OfferStage offered = OfferStage::Offered;
     if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return true;
     const auto ended = [&] { return stage.load() != OfferStage::Copying || transport_.ended(r.peer_); };

@@ -201,8 +201,8 @@ void Messages::sync(double timeout, const CallOptions& options) {
 
 // Waits at most `timeout` seconds until done(), which a message from `from` with `tag` may bring about.
 template <class Done> void Messages::await(int from, int tag, double timeout, Done&& done) {
-    const auto receive = request(Op::Recv, nullptr, 0, DType::U8, from, tag);  // for the reports; it receives nothing
-    receive->wanted_ = Wanted::Any;
+    const auto receive =
+        request(Receive::of_any_length(Wanted::Any, from, tag));  // for the reports: it receives nothing
     struct EndTrace {
         Messages& messages;
         Request& receive;

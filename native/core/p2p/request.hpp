@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/aligned_memory.hpp"
 #include "base/linked_list.hpp"
+#include "base/sizes.hpp"
 #include "sync/embedding.hpp"
 #include "trace/trace.hpp"
 
@@ -53,6 +55,41 @@ template <class F> void for_stretches(const std::vector<Stretch>& stretches, uin
         at = 0;
     }
 }
+
+// A message to a rank: an array, or an object. It does not own the memory.
+struct Send {
+    // Synchronous: the send is complete when a receive has matched the message.
+    enum class Mode : uint8_t { Standard, Synchronous };
+    const void* data;
+    uint64_t count;
+    DType dtype;
+    int to, tag;
+    Mode mode = Mode::Standard;
+    bool object = false;
+    std::span<const Stretch> stretches{};  // in place of `data`, if it is not contiguous
+    // The stretches, one after the other.
+    static Send of_object(std::span<const Stretch> stretches, int to, int tag, Mode mode = Mode::Standard) {
+        if (stretches.size() == 1) return {stretches[0].data, stretches[0].bytes, DType::U8, to, tag, mode, true};
+        uint64_t bytes = 0;
+        for (const Stretch& stretch : stretches) bytes += stretch.bytes;
+        return {nullptr, bytes, DType::U8, to, tag, mode, true, stretches};
+    }
+    uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
+};
+
+// What a receive is for, and the memory for it. `from` and `tag` may be kAny. count and dtype: what is expected.
+struct Receive {
+    void* data;
+    uint64_t count;
+    DType dtype;
+    int from, tag;
+    Wanted wanted = Wanted::Exactly;
+    // In memory that the engine allocates.
+    static Receive of_any_length(Wanted wanted, int from, int tag) {
+        return {nullptr, 0, DType::U8, from, tag, wanted};
+    }
+    uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
+};
 
 // A message that has arrived and not been received.
 struct Arrival {

@@ -6,7 +6,7 @@ namespace rankwise {
 bool Messages::push(int to) {
     Outgoing& out = outgoing_[to];
     if (out.idle()) return false;
-    Channel& c = *channel(rank_, to, true);
+    Channel& c = channel_to(to);
     if (c.room() > c.capacity) throw_overwritten("a count of bytes", rank_, to);
     bool moved = false;
     for (;;) {
@@ -100,7 +100,7 @@ bool Messages::pull(int from, Reads reads) {
 }
 
 bool Messages::read(int from, Reads reads) {
-    Channel* c = channel(from, rank_, false);
+    Channel* c = channel_from(from);
     if (!c) return false;
     Incoming& in = incoming_[from];
     bool moved = false;

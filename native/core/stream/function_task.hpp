@@ -11,8 +11,9 @@ namespace rankwise {
 
 class FunctionTask : public Task {
 public:
-    FunctionTask(std::function<void()> body, bool of_program) : body_(std::move(body)), of_program_(of_program) {
-        if (of_program) pthread_sigmask(SIG_SETMASK, nullptr, &signals_);
+    FunctionTask(std::function<void()> body, CodeOf whose)
+        : body_(std::move(body)), of_program_(whose == CodeOf::Program) {
+        if (of_program_) pthread_sigmask(SIG_SETMASK, nullptr, &signals_);
     }
 
 protected:

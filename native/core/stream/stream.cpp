@@ -28,8 +28,8 @@ std::shared_ptr<Task> Stream::enqueue(std::shared_ptr<Task> task, std::string si
     return task;
 }
 
-std::shared_ptr<Task> Stream::submit(std::function<void()> body, bool of_program, std::string site) {
-    return enqueue(std::make_shared<FunctionTask>(std::move(body), of_program), std::move(site));
+std::shared_ptr<Task> Stream::submit(std::function<void()> body, CodeOf whose, std::string site) {
+    return enqueue(std::make_shared<FunctionTask>(std::move(body), whose), std::move(site));
 }
 
 std::shared_ptr<Task> Stream::mark() {

@@ -21,8 +21,8 @@ public:
     }
     // site, or place: where the program submits it. Throws Closed.
     std::shared_ptr<Task> enqueue(std::shared_ptr<Task> task, std::string site = {}, const CodePlace& place = {});
-    // The same for a function. of_program: it is the program's own code, which may never return.
-    std::shared_ptr<Task> submit(std::function<void()> body, bool of_program = false, std::string site = {});
+    // The same for a function.
+    std::shared_ptr<Task> submit(std::function<void()> body, CodeOf whose = CodeOf::Engine, std::string site = {});
     // A mark at the current end of the queue.
     std::shared_ptr<Task> mark();
     // A mark that is already reached; and another task that has run without being queued.

@@ -12,6 +12,9 @@ namespace rankwise {
 
 class StreamCore;
 
+// Whose code a function of a task is. The program's may never return.
+enum class CodeOf : bool { Engine, Program };
+
 // An entry of a stream's queue. Any thread may use it. One that does nothing is a mark: it is done when all tasks
 // before it are.
 class Task {

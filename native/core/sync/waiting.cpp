@@ -67,11 +67,10 @@ uint64_t scheduler_session() {
     return uint64_t(QualifiedPid::own().pid_namespace) << 32 | (grouped ? uint32_t(getsid(0)) : 0);
 }
 
-WaitPolicy WaitPolicy::when(bool oversubscribed) {
-    using namespace std::chrono_literals;
-    if (oversubscribed) return {0, 0us, 50, 20ms, 1ms};
-    return {50, 50us, 300, 20ms, 1ms};
-}
+using namespace std::chrono_literals;
+
+WaitPolicy WaitPolicy::on_own_cores() { return {50, 50us, 300, 20ms, 1ms}; }
+WaitPolicy WaitPolicy::on_shared_cores() { return {0, 0us, 50, 20ms, 1ms}; }
 
 void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds limit) {
     timespec ts{time_t(limit.count() / 1'000'000'000), long(limit.count() % 1'000'000'000)};

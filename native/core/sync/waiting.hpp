@@ -54,7 +54,9 @@ struct WaitPolicy {
     std::chrono::milliseconds yielding;  // upper limit of all that, so that errors are noticed soon
     std::chrono::milliseconds lost;  // a yield of this length has lost the core to another program, which would keep
                                      // it again; a rank that sleeps gets it back as soon as it is woken
-    static WaitPolicy when(bool oversubscribed);
+    static WaitPolicy on_own_cores();
+    static WaitPolicy on_shared_cores();
+    static WaitPolicy when(bool oversubscribed) { return oversubscribed ? on_shared_cores() : on_own_cores(); }
     // How many times the calling thread may yield. A stream's thread may not: its time slices are longer than other
     // threads' (stream/thread_pool.cpp), so each yield would cost it more.
     int may_yield() const;

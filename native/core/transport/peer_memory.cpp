@@ -98,13 +98,14 @@ uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
 
 void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     const Copy copy = copy_for(bytes * size_t(n_) >= group_.non_temporal_from);
+    constexpr bool kNothingYet = true;
     const auto check_copied = [&](bool copied) {
         if (copied && !group_.failed()) return;
         set_writing(false);
         if (!copied) failures_.throw_lost(peer);
         check();
     };
-    check_copied(true);
+    check_copied(kNothingYet);
     if (!bytes) return;
     uint8_t* const in_segment = there & kInSegment ? this->in_segment(peer, there & ~kInSegment, bytes) : nullptr;
     for (size_t done = 0; done < bytes; done += kBytesPerCheck) {

@@ -217,7 +217,7 @@ private:
     const uint64_t offset_;    // of the group in the segment
     const size_t slot_bytes_;  // this and the next are not read again, since a stray write may change them
     uint8_t* const staging_;
-    WaitPolicy policy_ = WaitPolicy::when(true);
+    WaitPolicy policy_ = WaitPolicy::on_shared_cores();
     uint64_t next_ = 0;                              // the step that the next post announces
     uint64_t seen_ = 0;                              // every peer has posted at least this many steps
     uint64_t position_ = 0;                          // of the next piece

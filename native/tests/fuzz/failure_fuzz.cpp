@@ -63,8 +63,8 @@ void call(Comm& comm, size_t which) {
     switch (which) {
     case 0: comm.barrier(); break;
     case 1: comm.all_reduce(&x, 1, DType::I64, ReduceOp::SUM); break;
-    case 2: comm.messages().send_now(&x, 1, DType::I64, 1, 0); break;
-    case 3: comm.messages().recv_now(&x, 1, DType::I64, 1, 0); break;
+    case 2: comm.messages().send_now({&x, 1, DType::I64, 1, 0}); break;
+    case 3: comm.messages().recv_now({&x, 1, DType::I64, 1, 0}); break;
     }
 }
 

@@ -30,11 +30,11 @@ public:
     explicit Pair(TwoRanks& ranks) : segment_(*ranks.segment), group_(ranks) {
         const int64_t x = 0;
         for (int rank = 0; rank < 2; ++rank) {  // makes the channels
-            messages(rank).send_now(&x, 1, DType::I64, 1 - rank, 0);
+            messages(rank).send_now({&x, 1, DType::I64, 1 - rank, 0});
             ASAN_POISON_MEMORY_REGION(end_of(rank), kBehind);
         }
         int64_t y;
-        for (int rank = 0; rank < 2; ++rank) messages(rank).recv_now(&y, 1, DType::I64, 1 - rank, 0);
+        for (int rank = 0; rank < 2; ++rank) messages(rank).recv_now({&y, 1, DType::I64, 1 - rank, 0});
     }
     ~Pair() {
         for (int rank = 0; rank < 2; ++rank) ASAN_UNPOISON_MEMORY_REGION(end_of(rank), kBehind);
@@ -87,13 +87,18 @@ private:
         const size_t count = input_.one_of<size_t>({0, 1, 100, 20'000, kLong});
         std::shared_ptr<Request> sent;
         switch (input_.below(4)) {
-        case 0: messages.send_at_once(data_, count, DType::U8, 1 - rank, tag); break;
-        case 1: sent = messages.send(data_, count, DType::U8, 1 - rank, tag, {}, waits); break;
+        case 0: messages.send_at_once({data_, count, DType::U8, 1 - rank, tag}); break;
+        case 1: sent = messages.send({data_, count, DType::U8, 1 - rank, tag}, {}, waits); break;
         case 2:
-            sent = messages.send_object({{data_, count / 2}, {data_ + kLong / 2, count / 2}}, 1 - rank, tag, {}, waits);
+            sent =
+                messages.send(Send::of_object(std::vector<Stretch>{{data_, count / 2}, {data_ + kLong / 2, count / 2}},
+                                              1 - rank, tag),
+                              {}, waits);
             break;
         case 3:
-            sent = messages.send_object({{data_, count}}, 1 - rank, tag, {}, waits, Messages::SendMode::Synchronous);
+            sent = messages.send(
+                Send::of_object(std::vector<Stretch>{{data_, count}}, 1 - rank, tag, Send::Mode::Synchronous), {},
+                waits);
             break;
         }
         if (sent) requests_.push_back(sent);
@@ -108,11 +113,11 @@ private:
         uint8_t* const memory = memory_.back().data();
         std::shared_ptr<Request> request;
         switch (input_.below(5)) {
-        case 0: request = messages.recv(memory, count, dtype, from, tag, {}, waits); break;
-        case 1: request = messages.recv_up_to(memory, count, dtype, from, tag, {}, waits); break;
-        case 2: request = messages.recv_message(memory, count, dtype, from, tag, {}, waits); break;
-        case 3: request = messages.recv_any(Wanted::Any, from, tag, {}, waits); break;
-        case 4: request = messages.recv_any(Wanted::Object, from, tag, {}, waits); break;
+        case 0: request = messages.recv({memory, count, dtype, from, tag}, {}, waits); break;
+        case 1: request = messages.recv({memory, count, dtype, from, tag, Wanted::UpTo}, {}, waits); break;
+        case 2: request = messages.recv({memory, count, dtype, from, tag, Wanted::Any}, {}, waits); break;
+        case 3: request = messages.recv(Receive::of_any_length(Wanted::Any, from, tag), {}, waits); break;
+        case 4: request = messages.recv(Receive::of_any_length(Wanted::Object, from, tag), {}, waits); break;
         }
         requests_.push_back(request);
     }

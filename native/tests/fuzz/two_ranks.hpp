@@ -11,8 +11,8 @@ struct TwoRanks {
     std::shared_ptr<Segment> segment = small_segment(2, 32 * MiB);
     std::shared_ptr<Comm> comms[2];
     TwoRanks() {
-        std::thread other([&] { comms[1] = Comm::join(segment, 1, 60, false); });
-        comms[0] = Comm::join(segment, 0, 60, false);
+        std::thread other([&] { comms[1] = Comm::join(segment, 1, 60, Comm::RunsAs::Thread); });
+        comms[0] = Comm::join(segment, 0, 60, Comm::RunsAs::Thread);
         other.join();
     }
 };
