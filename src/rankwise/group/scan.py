@@ -78,16 +78,11 @@ class Scans(GroupBase):
             >>> int(group.exscan(5)) == 5 * group.rank
             True
         """
-        if self.rank == 0:  # it has the neutral element to write
-            prefix = NotImplemented if async_op or op != "sum" else self._shortcuts.exscan_result(x, op, out)
-            if prefix is not NotImplemented:
-                prefix[...] = 0
-                return prefix
-        elif async_op:
-            if work := self._shortcuts.start_exscan_result(self, x, op, out):
+        if self.rank > 0 or op == "sum":  # else rank 0 has another neutral element to write than the engine's, 0
+            if async_op and (work := self._shortcuts.start_exscan_result(self, x, op, out)):
                 return work
-        elif (prefix := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
-            return prefix
+            if not async_op and (prefix := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+                return prefix
         return self._scan(x, op, out, async_op, exclusive=True)
 
     def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
