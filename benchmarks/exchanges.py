@@ -1,4 +1,4 @@
-"""What neighbours exchange, next to MPI: sendrecv, ghost cells, windows of messages in flight; and what groups cost.
+"""What neighbours exchange, next to MPI: sendrecv, ghost cells, windows of messages; scans; and what groups cost.
 
     python benchmarks/exchanges.py [ROW ...] [-n 2] [--vs openmpi,mpich] [--rounds 3] [--time 0.1]
 
@@ -9,8 +9,9 @@ median over the rounds of each round's median batch, and the best batch of all.
 
 sendrecv: of a NumPy array of so many bytes. rows, columns: the ghost cells on both sides of an n x n array of float64,
 which are contiguous, or strided (MPI: two Sendrecv, of a vector datatype for columns). window: 64 irecv, 64 isend, and
-a wait for all. dup: a duplicate of the group, closed again. shared: an array of one element that the ranks share, made
-and dropped (MPI: a window of shared memory, freed).
+a wait for all. scan, exscan: sums over the ranks before (MPI leaves rank 0's result of exscan undefined). dup: a
+duplicate of the group, closed again. shared: an array of one element that the ranks share, made and dropped (MPI: a
+window of shared memory, freed). lock: taken and released, by one rank alone (MPI: multiprocessing.Lock).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -30,7 +32,7 @@ from typing import Any, cast
 import numpy as np
 
 Call = Callable[[], Any]
-SIZES = {"8 B": 8, "1 KiB": 1 << 10, "16 KiB": 1 << 14, "32 KiB": 1 << 15, "64 KiB": 1 << 16, "256 KiB": 1 << 18}
+SIZES = {"8 B": 8} | {f"{kib} KiB": kib << 10 for kib in (1, 16, 32, 64, 256)} | {"1 MiB": 1 << 20}
 WINDOW = 64
 BATCH = 300  # us
 LINES = 256, 1024, 4096
@@ -48,6 +50,13 @@ class Rankwise:
         self.isend, self.irecv, self.wait_all = self.group.isend, self.group.irecv, rankwise.wait_all
         self.dup = lambda: self.group.dup().close()
         self.shared = lambda: self.group.shared_zeros(1)
+        self.lock = self.group.lock()
+
+    def scan(self, x: Any, out: Any) -> Call:
+        return lambda: self.group.scan(x, out=out)
+
+    def exscan(self, x: Any, out: Any) -> Call:
+        return lambda: self.group.exscan(x, out=out)
 
     def sendrecv(self, x: Any, dst: int, out: Any, src: int) -> Call:
         return lambda: self.group.sendrecv(x, dst, src, out=out)
@@ -68,6 +77,13 @@ class Mpi:
         self.isend, self.irecv, self.wait_all = self.comm.Isend, self.comm.Irecv, MPI.Request.Waitall
         self.dup = lambda: self.comm.Dup().Free()
         self.shared = lambda: MPI.Win.Allocate_shared(8, 8, comm=self.comm).Free()
+        self.lock = multiprocessing.Lock()
+
+    def scan(self, x: Any, out: Any) -> Call:
+        return lambda: self.comm.Scan(x, out)
+
+    def exscan(self, x: Any, out: Any) -> Call:
+        return lambda: self.comm.Exscan(x, out)
 
     def sendrecv(self, x: Any, dst: int, out: Any, src: int) -> Call:
         return lambda: self.comm.Sendrecv(x, dst, 0, out, src, 0)
@@ -120,10 +136,20 @@ def rows(library: Any, words: list[str]) -> dict[str, Callable[[], Call]]:
     def halo(n: int, dimension: int) -> Call:
         return cast(Call, library.halo(np.full((n, n), float(library.rank)), dimension))
 
+    def scan(name: str, size: int) -> Call:
+        x, out = np.full(size // 8, float(library.rank)), np.zeros(size // 8)
+        return cast(Call, getattr(library, name)(x, out))
+
+    def lock() -> None:
+        with library.lock:
+            pass
+
     made = {f"sendrecv {name}": partial(sendrecv, size) for name, size in SIZES.items()}
     made |= {f"rows n={n}": partial(halo, n, 0) for n in LINES} | {f"columns n={n}": partial(halo, n, 1) for n in LINES}
     made |= {f"window {name}": partial(windows, SIZES[name]) for name in ("8 B", "1 KiB", "64 KiB")}
+    made |= {f"{name} {at}": partial(scan, name, SIZES[at]) for name in ("scan", "exscan") for at in ("1 KiB", "1 MiB")}
     made |= {"dup": lambda: library.dup, "shared": lambda: library.shared}
+    made["lock"] = lambda: lock if library.rank == 0 else lambda: None
     return {name: make for name, make in made.items() if not words or any(word in name for word in words)}
 
 
