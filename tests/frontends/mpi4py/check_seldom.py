@@ -142,6 +142,27 @@ def packing_and_addresses() -> None:
         each.Free()
 
 
+def user_operations_on_elements_with_gaps() -> None:
+    """The function of an operation finds the elements by their extent, as in the program's arrays."""
+    record = np.dtype([("number", "i4"), ("weight", "f8")], align=True)
+    kind = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
+
+    def combine(given: MPI.memory, into: MPI.memory, datatype: MPI.Datatype) -> None:
+        x, y = np.frombuffer(given, record), np.frombuffer(into, record)
+        y["number"] += x["number"]
+        y["weight"] *= x["weight"]
+
+    op = MPI.Op.Create(combine, commute=True)
+    x, y = np.empty(2, record), np.zeros(2, record)
+    x["number"], x["weight"] = [1, rank], [2, 3]
+    comm.Allreduce([x, kind], [y, kind], op)
+    equal(y["number"], [size, sum(range(size))])
+    equal(y["weight"], [2.0**size, 3.0**size])
+    op.Reduce_local([x, kind], [y, kind])
+    equal(y["number"], [size + 1, sum(range(size)) + rank])
+    op.Free()
+
+
 class Dlpack:
     """An array that is known by DLPack alone."""
 
@@ -172,7 +193,7 @@ def memory_of_other_kinds() -> None:
 
 for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
-    *(matched_messages, packing_and_addresses, memory_of_other_kinds),
+    *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
 ):
     check()
     comm.Barrier()

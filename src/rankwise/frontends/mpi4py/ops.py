@@ -14,7 +14,7 @@ from rankwise.frontends.mpi4py.buffers import Bytes, buffer
 from rankwise.frontends.mpi4py.datatypes import Datatype, Layout
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle, name_of
-from rankwise.frontends.mpi4py.specs import check_equal, simple
+from rankwise.frontends.mpi4py.specs import Blocks, check_equal, simple
 
 
 class Operation:
@@ -45,18 +45,27 @@ class Operation:
     def folded(self, parts: Sequence[Bytes], layout: Layout) -> Bytes:
         """The reduction of the ranks' packed arrays, in the order of the ranks; new memory."""
         if self.user is not None:
-            total = bytearray(parts[0])
+            total = _spread(parts[0], layout)
             for part in parts[1:]:
-                last, total = total, bytearray(part)
-                if total:
-                    self.user(buffer(last), buffer(total), Datatype._of(layout))
-            return np.frombuffer(total, np.uint8)
+                last, total = total, _spread(part, layout)
+                if part.size:
+                    self.user(buffer(last.memory), buffer(total.memory), Datatype._of(layout))
+            return total.packed()
         assert layout.basic is not None  # or `checked` would have raised
         assert self.fold is not None
         basic = np.dtype(np.int8) if layout.basic.kind == "S" else layout.basic
         with np.errstate(all="ignore"):
             result = combine(self.fold, [part.view(basic) for part in parts])
         return np.array(result.astype(basic, copy=False)).view(np.uint8)
+
+
+def _spread(part: Bytes, layout: Layout) -> Blocks:
+    """The elements of a packed part as they lie in a buffer, where a user's function finds them by their extent."""
+    count = part.size // max(1, layout.size)
+    memory = np.zeros(count * layout.extent + max(0, layout.end - layout.extent), np.uint8)
+    blocks = Blocks(memory, [layout], [count], [0])
+    blocks.unpack(part)
+    return blocks
 
 
 class Op(Handle[Operation], root=True):
