@@ -163,6 +163,16 @@ def user_operations_on_elements_with_gaps() -> None:
     op.Free()
 
 
+def messages_that_end_within_an_element() -> None:
+    column, into = MPI.INT.Create_vector(3, 2, 3).Commit(), np.full(18, -1, "i")
+    places = [i for i in range(16) if i % 8 not in (2, 5)]  # of two columns
+    for count in (1, 3, 4, 11):
+        into[:] = -1
+        comm.Sendrecv(np.arange(count, dtype="i"), right, 50, [into, 2, column], left, 50, status)
+        equal(into[places[:count]], np.arange(count))
+        assert (into == -1).sum() == into.size - count
+
+
 class Dlpack:
     """An array that is known by DLPack alone."""
 
@@ -194,6 +204,7 @@ def memory_of_other_kinds() -> None:
 for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
     *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
+    *(messages_that_end_within_an_element,),
 ):
     check()
     comm.Barrier()

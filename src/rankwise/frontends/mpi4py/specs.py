@@ -109,12 +109,15 @@ class Blocks:
                 self.whole[: data.size] = data
             return
         at = 0
-        for layout, count, start in zip(self.layouts, self.counts, self.starts, strict=True):
-            fitting = min(count, (data.size - at) // max(1, layout.size))
-            if fitting and layout.size:
-                pieces = data[at : at + fitting * layout.size].view(f"V{layout.width}")
-                layout.pieces(self.memory)[layout.all_offsets(fitting, start)] = pieces
-            at += fitting * layout.size
+        for layout, count, start, size in zip(self.layouts, self.counts, self.starts, self.sizes, strict=True):
+            part = data[at : at + size]
+            at += size
+            if part.size:
+                places = layout.all_offsets(count, start)
+                full, rest = divmod(part.size, layout.width)  # the last piece may have come in part
+                layout.pieces(self.memory)[places[:full]] = part[: part.size - rest].view(f"V{layout.width}")
+                if rest:
+                    self.memory[places[full] : places[full] + rest] = part[-rest:]
 
     def elements(self, data: Bytes) -> Any:
         """Data as an array of the elements."""
