@@ -1,6 +1,7 @@
 """What few mpi4py programs do, checked on every rank; under any MPI too: `mpiexec -n 2 python check_seldom.py`."""
 
 import numpy as np
+import pytest
 from check_messages import comm, equal, left, rank, right, size, status
 from mpi4py import MPI
 
@@ -113,6 +114,8 @@ def matched_messages() -> None:
         pass
     count = status.Get_count(MPI.DOUBLE)
     assert comm.Iprobe(left, 20) is False
+    with pytest.raises(BufferError):
+        message.Recv(bytes(8 * count))
     y = np.empty(count)
     message.Recv(y)
     equal(y, numbers(left, 5))

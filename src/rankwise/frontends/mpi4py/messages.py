@@ -361,10 +361,10 @@ class Message(Handle[Started], root=True):
         """Do nothing: the message can still be received."""
 
     def Irecv(self, buf: Any) -> Request:
-        h = self._take()
+        h = self._live()
         if isinstance(h, Arriving):
-            h.blocks = simple(buf, True)
-        return Request._of(h)
+            h.blocks = simple(buf, True)  # if it cannot be used, the message can still be received
+        return self.irecv()
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         self.Irecv(buf).Wait(status)
