@@ -22,6 +22,11 @@ def scans_and_parts() -> None:
     for into, of in ((part, counts), (np.zeros_like(part), counts)):
         comm.Reduce_scatter(x, into, of)
         equal(into, whole[at : at + counts[rank]])
+    zeros, ints, given, received = [0] * size, [MPI.INT] * size, np.arange(2 * size, dtype="i"), np.full(2, -1, "i")
+    sent = [None, zeros, zeros, ints] if rank else [given, [2] * size, range(0, 8 * size, 8), ints]  # by rank 0 alone
+    comm.Alltoallw(sent, [received, ([2, *zeros[1:]], zeros), ints])
+    equal(received, [2 * rank, 2 * rank + 1])
+    comm.Alltoallw([None, zeros, zeros, ints], [None, (zeros, zeros), ints])
     comm.Ireduce_scatter(x, part, counts, MPI.MIN).Wait()
     equal(part, np.arange(sum(counts))[at : at + counts[rank]])
 

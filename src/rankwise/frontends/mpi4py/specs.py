@@ -291,7 +291,7 @@ def per_rank(spec: Any, writes: bool, blocks: int) -> Blocks:
     if buf is BOTTOM:
         memory, base = _absolute(list(zip(layouts, counts, displs, strict=True)))
         return Blocks(memory, layouts, counts, [at - base for at in displs])
-    return Blocks(bytes_of(buf, writes), layouts, counts, displs)
+    return Blocks(bytes_of(bytearray() if buf is None else buf, writes), layouts, counts, displs)
 
 
 def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
