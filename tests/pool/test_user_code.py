@@ -60,6 +60,12 @@ def test_whatever_comes_of_unpickling_an_error_or_a_result_the_ranks_stay(pool: 
     assert pool.run(os.getpid) == pids
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_function_that_raises_stop_iteration_does_not_end_a_map_early(threads: bool) -> None:
+    with rw.Pool(1, timeout=60, threads=threads) as pool, pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(pool.map(next, [iter([1]), iter([]), iter([2])], chunksize=3))
+
+
 def raises_a_group() -> None:
     raise ExceptionGroup("both disks", [hostile.Full(RuntimeError), ValueError("bad")])  # noqa: F821
 

@@ -574,7 +574,7 @@ class Dealer:
 
 def each_of(fn: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
     """The results of fn for the elements of one sequence, or of several in parallel."""
-    return list(map(fn, *columns))
+    return [fn(*each) for each in zip(*columns, strict=True)]
 
 
 def _check_function(fn: Callable[..., Any]) -> None:
