@@ -329,7 +329,7 @@ std::string Messages::close(double timeout) {
             for (auto& [number, r] : out.offered) end_trace_of(*r);
         }
     }
-    futex_notify(own_slot().message_notifications);
+    notify(rank_);
     background_.dismiss(*this);
     std::lock_guard lock(mutex_);  // release the requests, and with them the memory of dropped ones
     receives_.clear();
