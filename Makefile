@@ -17,7 +17,7 @@ PACKAGES := $(shell sed -nE 's/^(examples|test) = \[(.*)\]$$/\2/p' pyproject.tom
 SOURCES := $(shell find src native -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml README.md LICENSE packaging/readme.py
 CPP := $(shell find native examples -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h')
-TIDY_OPTIONS := -Wall -Wextra -Wconversion -Wno-sign-conversion -Wshadow -DRANKWISE_POISON=1 -DRANKWISE_NO_SITES -DRANKWISE_VERSION=\"0\" -I. -Inative -Inative/core -Inative/include -pthread
+TIDY_OPTIONS := -Wall -Wextra -Wconversion -Wno-sign-conversion -Wshadow -Wcomma -DRANKWISE_POISON=1 -DRANKWISE_NO_SITES -DRANKWISE_VERSION=\"0\" -I. -Inative -Inative/core -Inative/include -pthread
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint dev format docs wheel clean

@@ -56,7 +56,9 @@ void write(std::string& where, const Failure& failure) {
 
 void report_to(int fd, int rank) {
     const std::lock_guard lock(place.mutex);
-    place.fd = fd, place.rank = rank, place.pid = getpid();
+    place.fd = fd;
+    place.rank = rank;
+    place.pid = getpid();
 }
 void report_failure(const Failure& failure) { write(place.latest, failure); }
 void report_end(const Failure& error) { write(place.uncaught, error); }

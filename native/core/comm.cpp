@@ -225,7 +225,7 @@ void Comm::check_open() const {
 
 void Comm::throw_closed() { throw Closed("this communicator is closed"); }
 
-Comm::OpenLease::OpenLease(const Comm& comm) : lease((comm.check_open(), comm.memory_->lease())) {
+Comm::OpenLease::OpenLease(const Comm& comm) : lease(comm.open_memory().lease()) {
     if (!lease) throw_closed();
 }
 
@@ -280,7 +280,10 @@ std::shared_ptr<Comm> Comm::enter_subgroup(uint64_t subgroup) {
         throw BadArgument("subgroup: " + std::to_string(subgroup) + " given, expected a group that contains this rank");
     Conditions conditions = transport_.conditions();
     conditions.ranks = n;
-    if (n == 1) conditions.single_copy = false, conditions.forced = {};
+    if (n == 1) {
+        conditions.single_copy = false;
+        conditions.forced = {};
+    }
     std::shared_ptr<Comm> comm;
     try {
         comm = std::make_shared<Comm>(buffers_, subgroup, index, timeout(), settings_);

@@ -229,6 +229,10 @@ private:
                                       double timeout, const Settings& settings, const GroupMemory* memory = nullptr);
     void wait_for_mark(const std::shared_ptr<Task>& mark);
     void check_open() const;
+    GroupMemory& open_memory() const {
+        check_open();
+        return *memory_;
+    }
     void check_root(int root, const char* argument = "root") const;
     void check_counts(const Counts& counts, const char* argument) const;
     // One block for each rank: all of `count` elements, or of as many as `counts` says.

@@ -91,7 +91,9 @@ const SeenCall* most_frequent(const std::vector<Numbered>& calls, uint64_t numbe
         size_t same = 0;
         for (const Numbered& theirs : calls)
             if (const auto other = theirs.find(number); other != theirs.end()) same += other->second == call->second;
-        if (same > most) best = &call->second, most = same;
+        if (same <= most) continue;
+        best = &call->second;
+        most = same;
     }
     return best;
 }
@@ -250,7 +252,10 @@ void FailureReporter::publish_call_site() {
     std::string text = makes_calls_ ? Stream::call_site(t_.program) : "";
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
-    if (refused_.op() != Op::None) site.call = refused_, site.number = t_.log.begun() + 1;
+    if (refused_.op() != Op::None) {
+        site.call = refused_;
+        site.number = t_.log.begun() + 1;
+    }
     site.state.store(2);
 }
 

@@ -127,7 +127,10 @@ uint32_t Heap::find(size_t units) const {
     });
     if (row >= units) return end - uint32_t(units);
     const uint32_t used = units_used();
-    if (end < used || !row) row = 0, end = used;
+    if (end < used || !row) {
+        row = 0;
+        end = used;
+    }
     if (units_ - end + row >= units) return end - row;
     if (free_kept()) return find(units);
     throw OutOfMemory("shared memory: " + mib(std::min(units, SIZE_MAX / kUnit) * kUnit) + " needed, " +
@@ -239,7 +242,9 @@ size_t Heap::kept_bytes() const {
 bool Heap::free_kept() const {
     bool any = false;
     walk([&](uint32_t index, Word word) {
-        if (word.kind == BlockKind::Kept) any = true, retire(index, word);
+        if (word.kind != BlockKind::Kept) return true;
+        any = true;
+        retire(index, word);
         return true;
     });
     return any;

@@ -133,7 +133,10 @@ private:
             if (r.slot_ >= 0) free_slots.push_back(r.slot_);
         }
         void drop_all() {
-            sends.clear(), requested.clear(), offered.clear(), answers.clear();
+            sends.clear();
+            requested.clear();
+            offered.clear();
+            answers.clear();
             writing = nullptr;
         }
         bool idle() const { return sends.empty() && offered.empty() && answers.empty(); }
