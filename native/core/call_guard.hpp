@@ -33,7 +33,7 @@ public:
     ~CallGuard() {
         if (must_run_later_) return;
         Started* const started = std::exchange(comm_.transport_.started, nullptr);
-        if (started && started->finish) {
+        if (started && started->rest) {
             comm_.transport_.ring.started();
             started->call = comm_.transport_.log.suspend();
             return;

@@ -46,7 +46,7 @@ Held free_if_unheld(const Segment& segment, uint64_t offset) {
 SharedBlock::SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes,
                          const std::optional<Ticket>& ticket, bool filled)
     : buffers_(std::move(buffers)), holder_(holder), bytes_(bytes), ticket_(ticket ? *ticket : made(filled)) {
-    if (ticket && !take()) throw Error("the shared memory was freed before this rank could take it");
+    if (ticket && !hold()) throw Error("the shared memory was freed before this rank could take it");
 }
 
 SharedBlock::~SharedBlock() {
@@ -75,7 +75,7 @@ SharedBlock::Ticket SharedBlock::made(bool filled) const {
     return {offset, header.number};
 }
 
-bool SharedBlock::take() const {
+bool SharedBlock::hold() const {
     const Heap& heap = segment().heap();
     const uint64_t place = ticket_.first, number = ticket_.second;
     bool taken = false;

@@ -35,7 +35,7 @@ private:
     uint32_t own_word() const;
     size_t whole_bytes() const;
     Ticket made(bool filled) const;
-    bool take() const;
+    bool hold() const;
 
     const std::shared_ptr<BufferCache> buffers_;
     const Member holder_;

@@ -111,7 +111,7 @@ void Comm::complete(Started& started, const CallOptions& options) {
     } end{transport_};
     transport_.log.resume(started.call, options);
     try {
-        started.finish();
+        started.rest();
     } catch (const Interrupted&) {
         end.later = true;
         started.call = transport_.log.suspend();

@@ -16,7 +16,7 @@ public:
         call({.started = &started_});
         return !started_.must_run_later;
     }
-    bool complete() const { return !started_.must_run_later && !started_.finish; }
+    bool complete() const { return !started_.must_run_later && !started_.rest; }
     bool overlaps() const {
         return started_.bytes >= (comm_.conditions().oversubscribed ? kOverlappedOnSharedCores : kOverlapped);
     }
@@ -24,7 +24,7 @@ public:
 private:
     virtual void call(const CallOptions& options) = 0;
     bool for_waiters() const override { return true; }
-    bool begun() const override { return bool(started_.finish); }
+    bool begun() const override { return bool(started_.rest); }
     bool ready() const override {
         if (comm_.group_.failed()) return true;  // the rest raises the error
         StepRing& ring = comm_.transport_.ring;

@@ -31,7 +31,7 @@ void CallRecord::write(const WatchedCall& call) {
     words_[0].store(words[0], release);
 }
 
-std::optional<WatchedCall> CallRecord::read() const {
+std::optional<WatchedCall> CallRecord::call() const {
     std::array<uint64_t, kWords> words;
     for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(acquire);
     if (!words[0] || words_[0].load(relaxed) != words[0]) return std::nullopt;

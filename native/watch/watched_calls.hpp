@@ -60,7 +60,7 @@ public:
     void write(const WatchedCall& call);
     void end(uint64_t ticks) { words_[kEnd].store(ticks, std::memory_order_release); }
     bool in_progress() const { return words_[0].load() && !words_[kEnd].load(); }
-    std::optional<WatchedCall> read() const;
+    std::optional<WatchedCall> call() const;
 
 private:
     static constexpr size_t kWords = sizeof(WatchedCall) / sizeof(uint64_t), kEnd = kWords - 1;
@@ -94,7 +94,7 @@ uint64_t visit_calls(const Segment& segment, int rank, bool compared, const Visi
     if (!own) return after;
     const uint64_t last = own->rings[compared].last.load(std::memory_order_acquire);
     for (uint64_t i = 1; i <= kWatchedCalls && last > after; ++i)
-        if (const auto call = own->rings[compared].at(last + i).read(); call && call->serial > after) visit(*call);
+        if (const auto call = own->rings[compared].at(last + i).call(); call && call->serial > after) visit(*call);
     return last;
 }
 

@@ -67,7 +67,7 @@ void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& 
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, mine);
-            return t.finish(step, Started::kAll, [=, &s] {
+            return t.complete_at(step, Started::kAll, [=, &s] {
                 s.await_all(step);
                 for (int p = 0; p < s.n; ++p)
                     if (p != s.rank) copy_bytes(recv + blocks.offset(p), s.payload(p, step), blocks.size(p));

@@ -72,7 +72,7 @@ static void all_reduce_flat(Transport& t, uint8_t* data, size_t count, size_t it
     s.await_free(position);
     copy_for_peers(s.slot(s.rank, position), data, bytes);
     const uint64_t step = s.post();
-    t.finish(step, Started::kAll, [=, &s] {
+    t.complete_at(step, Started::kAll, [=, &s] {
         const void* sources[kMaxRanks];
         s.await_all(step);
         for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.slot(r, position);
@@ -88,7 +88,7 @@ void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKe
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, bytes);
-            return t.finish(step, Started::kAll, [=, &s] {
+            return t.complete_at(step, Started::kAll, [=, &s] {
                 const void* sources[kMaxRanks];
                 s.await_all(step);
                 for (int r = 0; r < s.n; ++r) sources[r] = r == s.rank ? data : s.payload(r, step);

@@ -10,7 +10,7 @@ namespace rankwise::collectives {
 static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, size_t block) {
     StepRing& s = t.ring;
     const uint64_t step = s.post(send, block * size_t(s.n));
-    t.finish(step, Started::kAll, [=, &s] {
+    t.complete_at(step, Started::kAll, [=, &s] {
         s.await_all(step);
         for (int from = 0; from < s.n; ++from) {
             const uint8_t* there = from == s.rank ? send : s.payload(from, step);

@@ -15,7 +15,7 @@ struct BlocksHeader {
 
     bool is_short() const { return total <= tuning::kShortBlocks; }
     size_t with(size_t table) const { return table + (is_short() ? total : 0); }  // bytes that travel with it
-    bool fits(size_t table) const { return with(table) <= sizeof data; }
+    bool holds(size_t table) const { return with(table) <= sizeof data; }
 };
 static_assert(sizeof(BlocksHeader) == kInline);
 
@@ -24,16 +24,16 @@ uint64_t post_blocks(StepRing& s, const uint8_t* send, const Counts& counts, con
     BlocksHeader header{0, out.total() - out.size(s.rank), {}};
     for (int to = 0; to < s.n; ++to)
         if (to != s.rank) header.largest = std::max<uint64_t>(header.largest, out.size(to));
-    const bool fits = header.fits(table);
-    if (!fits) s.await_free(position);
-    uint8_t* const place = fits ? header.data : s.slot(s.rank, position);
+    const bool in_header = header.holds(table);
+    if (!in_header) s.await_free(position);
+    uint8_t* const place = in_header ? header.data : s.slot(s.rank, position);
     copy_bytes(place, counts.data(), table);
     if (header.is_short() && header.total) {
         const size_t before = out.offset(s.rank), after = before + out.size(s.rank);
         copy_bytes(place + table, send, before);
         if (out.total() > after) copy_bytes(place + table + before, send + after, out.total() - after);
     }
-    return s.post(&header, offsetof(BlocksHeader, data) + (fits ? header.with(table) : 0));
+    return s.post(&header, offsetof(BlocksHeader, data) + (in_header ? header.with(table) : 0));
 }
 
 // What this rank learns from the headers and counts of all ranks.
@@ -49,7 +49,7 @@ struct Learnt {
             all_short = all_short && header.is_short();
             if (from == s.rank) continue;
             const uint8_t* const place =
-                header.fits(table) ? s.payload(from, step) + offsetof(BlocksHeader, data) : s.slot(from, position);
+                header.holds(table) ? s.payload(from, step) + offsetof(BlocksHeader, data) : s.slot(from, position);
             size_t begin = 0, before = 0;  // of this rank's block in all blocks, and in those to other ranks
             for (int to = 0; to <= s.rank; ++to) {
                 uint64_t count;

@@ -7,7 +7,7 @@ namespace rankwise::collectives {
 void barrier(Transport& t) {
     StepRing& s = t.ring;
     const uint64_t step = s.post();
-    t.finish(step, Started::kAll, [&s, step] { s.await_all(step); });
+    t.complete_at(step, Started::kAll, [&s, step] { s.await_all(step); });
 }
 
 }  // namespace rankwise::collectives

@@ -49,7 +49,7 @@ void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, from_me ? bytes : 0);
             if (from_me) return;
-            return t.finish(step, root, [=, &s] {
+            return t.complete_at(step, root, [=, &s] {
                 s.await_sender(root, step);
                 copy_bytes(data, s.payload(root, step), bytes);
             });

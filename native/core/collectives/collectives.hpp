@@ -51,7 +51,7 @@ bool reduce_scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, u
 [[noreturn]] inline void none_can_run(const Transport& t) { tuning::none_can_run(t.conditions(), t.log.op()); }
 
 // Exposes the buffers to all ranks. If the memory suffices for an algorithm of `choice`, runs work(exposed) and returns
-// true. Otherwise does nothing, and removes from `choice` what cannot run. root: as in finish.
+// true. Otherwise does nothing, and removes from `choice` what cannot run. root: as in await_end.
 template <class Work>
 bool in_exposed_memory(Transport& t, Choice& choice, const OwnBuffer& readable, const OwnBuffer& writable, int root,
                        Work&& work) {
@@ -59,7 +59,7 @@ bool in_exposed_memory(Transport& t, Choice& choice, const OwnBuffer& readable, 
     choice = choice.in(exposed.exposure());
     if (exposed.exposure() == Exposure::None) return false;
     work(exposed);
-    exposed.finish(root);
+    exposed.await_end(root);
     return true;
 }
 
@@ -87,7 +87,7 @@ template <class Fill, class Drain>
         if (rounds == 1) {
             if (awaited == t.rank) return;
             if (!t.started) return drain(position, 0, step);
-            return t.finish(step, awaited, [=] { drain(position, 0, step); });
+            return t.complete_at(step, awaited, [=] { drain(position, 0, step); });
         }
         if (k > 0) {
             drain(previous_position, k - 1, previous_step);

@@ -64,7 +64,7 @@ void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& bloc
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, to_me ? 0 : mine);
             if (!to_me) return;
-            return t.finish(step, Started::kAll, [=, &s] {
+            return t.complete_at(step, Started::kAll, [=, &s] {
                 s.await_senders(step);
                 copy_own_block(s, recv + blocks.offset(root), send, mine, 0);
                 for (int p = 0; p < s.n; ++p)

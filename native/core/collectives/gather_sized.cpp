@@ -14,21 +14,21 @@ struct BlockHeader {
     uint64_t count;
     uint8_t data[kInline - sizeof(uint64_t)];  // the block, if it fits
 
-    static bool fits(size_t bytes) { return bytes <= sizeof data; }
+    static bool holds(size_t bytes) { return bytes <= sizeof data; }
 };
 static_assert(sizeof(BlockHeader) == kInline);
 
 // Posts this rank's header, and what travels with it. Returns the step.
 uint64_t post_block(StepRing& s, const uint8_t* block, uint64_t count, size_t bytes, uint64_t position) {
     BlockHeader header{count, {}};
-    const bool fits = BlockHeader::fits(bytes);
-    if (fits && bytes) {
+    const bool in_header = BlockHeader::holds(bytes);
+    if (in_header && bytes) {
         copy_bytes(header.data, block, bytes);
-    } else if (!fits && bytes <= tuning::kShortBlock) {
+    } else if (!in_header && bytes <= tuning::kShortBlock) {
         s.await_free(position);
         copy_for_peers(s.slot(s.rank, position), block, bytes);
     }
-    return s.post(&header, sizeof header.count + (fits ? bytes : 0));
+    return s.post(&header, sizeof header.count + (in_header ? bytes : 0));
 }
 
 // The counts of all ranks. This rank has awaited the step of each.
@@ -42,7 +42,7 @@ Counts counts_at(const StepRing& s, uint64_t step, uint64_t own) {
 // Copies a block that travelled with its header.
 void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, uint8_t* to, size_t bytes) {
     const uint8_t* const block =
-        BlockHeader::fits(bytes) ? s.payload(from, step) + offsetof(BlockHeader, data) : s.slot(from, position);
+        BlockHeader::holds(bytes) ? s.payload(from, step) + offsetof(BlockHeader, data) : s.slot(from, position);
     copy_bytes(to, block, bytes);
 }
 

@@ -37,7 +37,7 @@ void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel
         case Algorithm::Inline: {
             const uint64_t step = s.post(data, to_me ? 0 : bytes);
             if (!to_me) return;
-            return t.finish(step, Started::kAll, [=, &s] {
+            return t.complete_at(step, Started::kAll, [=, &s] {
                 s.await_senders(step);
                 const void* sources[kMaxRanks];
                 for (int r = 0; r < s.n; ++r) sources[r] = r == root ? data : s.payload(r, step);

@@ -42,7 +42,7 @@ void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Bloc
         switch (choice.first()) {
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, total);
-            return t.finish(step, Started::kAll, [=, &s, offset = blocks.offset(s.rank)] {
+            return t.complete_at(step, Started::kAll, [=, &s, offset = blocks.offset(s.rank)] {
                 const void* sources[kMaxRanks];
                 for (int r = 0; r < s.n; ++r) sources[r] = (r == s.rank ? send : s.payload(r, step)) + offset;
                 s.await_all(step);

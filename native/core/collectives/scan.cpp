@@ -24,8 +24,8 @@ void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t
     };
     if (bytes <= kInline) {
         const uint64_t step = s.post(send, bytes);
-        const auto finish = [=, &s] { reduce(recv, send, bytes, step, [&](int r) { return s.payload(r, step); }); };
-        return s.rank == 0 ? finish() : t.finish(step, Started::kAll, finish);
+        const auto complete = [=, &s] { reduce(recv, send, bytes, step, [&](int r) { return s.payload(r, step); }); };
+        return s.rank == 0 ? complete() : t.complete_at(step, Started::kAll, complete);
     }
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);

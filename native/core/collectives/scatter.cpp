@@ -64,7 +64,7 @@ void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blo
         case Algorithm::Inline: {
             const uint64_t step = s.post(send, from_me ? extent.total : 0);
             if (from_me) return copy_own_block(s, recv, send + blocks.offset(s.rank), mine, 0);
-            return t.finish(step, root, [=, &s, offset = blocks.offset(s.rank)] {
+            return t.complete_at(step, root, [=, &s, offset = blocks.offset(s.rank)] {
                 s.await_sender(root, step);
                 copy_bytes(recv, s.payload(root, step) + offset, mine);
             });

@@ -50,7 +50,7 @@ void notify(const Segment& segment, const RankRecord& r) {
 }
 
 // stacks: returns the text.
-template <class Stacks> void answer(Segment& segment, RankRecord& r, const Stacks& stacks) {
+template <class Stacks> void publish_stacks(Segment& segment, RankRecord& r, const Stacks& stacks) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(stacks());
         if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kStacksText)
@@ -95,7 +95,7 @@ void answer_doorbell(const std::shared_ptr<Segment>& segment, int rank, int door
         RankRecord& r = segment->record(rank);
         do {
             try {
-                answer(*segment, r, stacks);
+                publish_stacks(*segment, r, stacks);
             } catch (const Error&) {  // the segment has no memory left: the request times out
                 answering->store(false);
                 return;

@@ -26,21 +26,21 @@ template <class T> struct Complex {
 };
 
 // An array may begin at any address, so its elements are copied; loops over these copies vectorise.
-template <class T> T read(const T* from) {
+template <class T> T load_element(const T* from) {
     T x;
     __builtin_memcpy(&x, from, sizeof x);
     return x;
 }
-template <class T> void write(T* to, T x) { __builtin_memcpy(to, &x, sizeof x); }
+template <class T> void store_element(T* to, T x) { __builtin_memcpy(to, &x, sizeof x); }
 // Each part by itself, because GCC 12 does not vectorise copies of a struct.
-template <class T> Complex<T> read(const Complex<T>* from) {
+template <class T> Complex<T> load_element(const Complex<T>* from) {
     const auto parts = reinterpret_cast<const T*>(from);
-    return {read(parts), read(parts + 1)};
+    return {load_element(parts), load_element(parts + 1)};
 }
-template <class T> void write(Complex<T>* to, Complex<T> x) {
+template <class T> void store_element(Complex<T>* to, Complex<T> x) {
     const auto parts = reinterpret_cast<T*>(to);
-    write(parts, x.re);
-    write(parts + 1, x.im);
+    store_element(parts, x.re);
+    store_element(parts + 1, x.im);
 }
 
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }

@@ -119,13 +119,13 @@ template <class Acc> struct Scale {
 template <class E> struct Source {
     using Element = E;
     const typename E::Storage* from;
-    typename E::Acc operator[](size_t i) const { return E::load(read(from + i)); }
+    typename E::Acc operator[](size_t i) const { return E::load(load_element(from + i)); }
 };
 template <class E, class Finish = Keep> struct Sink {
     using Element = E;
     typename E::Storage* to;
     [[no_unique_address]] Finish finish = {};
-    void put(size_t i, typename E::Acc x) const { write(to + i, E::store(finish(x))); }
+    void put(size_t i, typename E::Acc x) const { store_element(to + i, E::store(finish(x))); }
 };
 
 template <class E, class Out> [[gnu::noinline]] void convert(Source<E> a, Out out, size_t count) {

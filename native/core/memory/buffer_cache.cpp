@@ -18,7 +18,7 @@ BufferCache::BufferCache(std::shared_ptr<Segment> segment)
     kept_.reserve(kMostKeptBuffers + 1);
 }
 
-uint64_t BufferCache::take(size_t bytes, Contents contents) {
+uint64_t BufferCache::acquire(size_t bytes, Contents contents) {
     const size_t wanted = pages(bytes);
     if (!fork_.is_child()) {
         std::unique_lock lock(mutex_);

@@ -24,10 +24,10 @@ public:
 
     Segment& segment() const { return *segment_; }
     // A buffer of at least `bytes` from a page's beginning; its offset. Throws OutOfMemory.
-    uint64_t take(size_t bytes, Contents contents);
+    uint64_t acquire(size_t bytes, Contents contents);
     // Heap::reserve, which releases what is kept if there is no room. Throws OutOfMemory.
     uint64_t reserve(size_t bytes, size_t committed);
-    // bytes: as it was taken with. Needs no memory, since destructors call it.
+    // bytes: as it was acquired with. Needs no memory, since destructors call it.
     void give_back(uint64_t offset, size_t bytes);
     // Each communicator joins, and leaves when it is closed. When all have left nothing is kept any more.
     void join();

@@ -55,7 +55,7 @@ uint32_t Heap::units_between(uint64_t begin, uint64_t end) {
     return uint32_t((end - begin - page_bytes()) / (kUnit + sizeof(Unit)));
 }
 
-bool Heap::fits(uint64_t begin, uint64_t end) const {
+bool Heap::is_made_of(uint64_t begin, uint64_t end) const {
     return begin < end && end - begin > page_bytes() && table_ == begin && units_ == units_between(begin, end) &&
            first_ == round_up(begin + units_ * sizeof(Unit), page_bytes());
 }

@@ -49,7 +49,7 @@ public:
         : fd_(fd), base_(base), header_(header), ranks_(ranks), table_(header.table), first_(header.first),
           units_(header.units) {}
     // Whether it is what `create` makes of these bytes.
-    bool fits(uint64_t begin, uint64_t end) const;
+    bool is_made_of(uint64_t begin, uint64_t end) const;
     // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
     // freed after its death.
     void set_owner(int rank, uint32_t process);

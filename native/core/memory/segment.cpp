@@ -145,7 +145,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     const SegmentHeader& header = segment->header();
     check_release(header, fd);
     if (header.bytes != bytes || !valid_world_size(segment->world_size()) ||
-        !segment->heap().fits(SegmentLayout(segment->world_size()).heap, bytes))
+        !segment->heap().is_made_of(SegmentLayout(segment->world_size()).heap, bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is a rankwise segment with an invalid header");
     segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;

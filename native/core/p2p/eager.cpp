@@ -17,9 +17,9 @@ bool Messages::write_now(const Send& message, const CallOptions& options, uint64
     Channel& c = channel_to(to);
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, bytes);
     // The receiver writes `read` with each message, so to look there costs a transfer between the cores' caches.
-    const auto fits = [&] { return at - out.read + whole <= c.capacity; };
-    if (!fits()) out.read = c.read.load();
-    if (!fits() || bytes > group_.peers[to].unexpected_room()) return false;
+    const auto has_room = [&] { return at - out.read + whole <= c.capacity; };
+    if (!has_room()) out.read = c.read.load();
+    if (!has_room() || bytes > group_.peers[to].unexpected_room()) return false;
     c.put_header(at, MessageHeader::of(message.count, message.dtype, message.tag, message.object));
     if (bytes) c.put(at + sizeof(MessageHeader), message.data, bytes);
     c.stamp_at(at).store(c.stamp(at), std::memory_order_release);
@@ -36,10 +36,10 @@ bool Messages::await_room(const Send& message, const CallOptions& options, uint6
     if (closing_ || !outgoing_[message.to].idle() || group_.failed()) return false;
     const Channel& c = channel_to(message.to);
     const uint64_t at = c.written.load(std::memory_order_relaxed), whole = Channel::whole_of(at, message.bytes());
-    const auto fits = [&] { return at - c.read.load() + whole <= c.capacity; };
-    for (int i = policy_.first_polls; i > 0 && !fits(); --i) cpu_relax();
-    for (int i = transport_.conditions().yields ? kYieldsForRoom : 0; i > 0 && !fits(); --i) sched_yield();
-    return fits();
+    const auto has_room = [&] { return at - c.read.load() + whole <= c.capacity; };
+    for (int i = policy_.first_polls; i > 0 && !has_room(); --i) cpu_relax();
+    for (int i = transport_.conditions().yields ? kYieldsForRoom : 0; i > 0 && !has_room(); --i) sched_yield();
+    return has_room();
 }
 
 // The channel from a rank whose next message begins a header there, or null.

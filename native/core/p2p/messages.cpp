@@ -172,7 +172,7 @@ void Messages::arrive_here(const std::shared_ptr<Request>& r) {
     m->left = 0;
     if (r->synchronous_ && !m->receive) m->awaiting = r;
     else complete(*r);
-    finish(*m);
+    complete_receive(*m);
     notify(rank_);  // another thread may wait for it
 }
 
@@ -249,7 +249,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
     m->at = r->data_ + here;
     attach(r, m);
     if (m->offered()) incoming_[m->from].claimed.push_back(m);
-    else if (!m->left) finish(*m);
+    else if (!m->left) complete_receive(*m);
     else pull(m->from);
 }
 
@@ -408,7 +408,7 @@ std::shared_ptr<Message> Messages::arrive(int from, const MessageHeader& h, std:
 }
 
 // The last byte has arrived.
-void Messages::finish(Message& m) {
+void Messages::complete_receive(Message& m) {
     if (!m.receive) return;
     const std::shared_ptr<Request> r = std::move(m.receive);
     r->message_ = nullptr;

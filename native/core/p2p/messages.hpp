@@ -173,7 +173,7 @@ private:
         All
     };  // up to the message of the last receive, or what comes after it too
     bool pull(int from, Reads reads = Reads::UntilReceived);
-    bool read(int from, Reads reads);
+    bool read_messages(int from, Reads reads);
     bool read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting);
     // Data that stays with its sender (offers.cpp).
     bool must_offer(const Request& send, int to) const;
@@ -186,7 +186,7 @@ private:
     bool fetch_claimed(int from);
     void finish_claimed(int from);
     void take_offers(int from = kAny);
-    void answer(int from, const MessageHeader& header);
+    void apply_answer(int from, const MessageHeader& header);
     void send_answers(int to);
     bool cancel_offer(const Request& send);
     void cancel_offers(int to);
@@ -228,7 +228,7 @@ private:
     void let_senders_copy(std::span<const Receive> receives, const CallOptions& options);
     template <class Take>
     std::optional<Arrival> take_short(int from, int tag, const Take& accept, const CallOptions& options);
-    void finish(Message& message);
+    void complete_receive(Message& message);
     void trace(Request& request, Caller caller);
     // began: in ticks, or 0 if nobody measures.
     void trace_short(Op op, DType dtype, int peer, int tag, uint64_t bytes, uint64_t began);

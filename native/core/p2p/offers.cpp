@@ -133,7 +133,7 @@ bool Messages::fetch_claimed(int from) {
     while (!claimed.empty() && fetch(claimed.front())) {
         const std::shared_ptr<Message> m = claimed.front();
         claimed.erase(claimed.begin());
-        if (!m->left) finish(*m);
+        if (!m->left) complete_receive(*m);
     }
     send_answers(from);
     return begins || claimed.size() < before;
@@ -184,7 +184,7 @@ void Messages::send_answers(int to) {
 }
 
 // The receiver of an offered message has copied it, or found that it was cancelled, or requests its data.
-void Messages::answer(int from, const MessageHeader& h) {
+void Messages::apply_answer(int from, const MessageHeader& h) {
     Outgoing& out = outgoing_[from];
     const auto found = out.offered.find(h.tag);
     if (found == out.offered.end()) throw_overwritten("an answer", from, rank_);

@@ -94,12 +94,12 @@ bool Messages::write_piece(Channel& c, Request& r, int to, const MessageHeader& 
 }
 
 bool Messages::pull(int from, Reads reads) {
-    const bool moved = read(from, reads);
+    const bool moved = read_messages(from, reads);
     send_answers(from);
     return moved;
 }
 
-bool Messages::read(int from, Reads reads) {
+bool Messages::read_messages(int from, Reads reads) {
     Channel* c = channel_from(from);
     if (!c) return false;
     Incoming& in = incoming_[from];
@@ -123,7 +123,7 @@ bool Messages::read(int from, Reads reads) {
                 const std::shared_ptr<Message> arrived = std::move(in.message);
                 in.message.reset();
                 received = bool(arrived->receive);
-                finish(*arrived);
+                complete_receive(*arrived);
             }
         }
         if (!in.message && waiting >= in.pad) {
@@ -185,7 +185,7 @@ bool Messages::read_header(Channel& c, int from, uint64_t& at, uint64_t& waiting
         break;
     }
     case Form::Fetch:
-    case Form::Copied: answer(from, h); break;
+    case Form::Copied: apply_answer(from, h); break;
     }
     at += sizeof h + body;
     waiting -= sizeof h + body;

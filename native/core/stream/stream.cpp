@@ -44,7 +44,7 @@ std::shared_ptr<Task> Stream::mark() {
 std::shared_ptr<Task> Stream::reached_mark() { return finished(std::make_shared<Task>()); }
 
 std::shared_ptr<Task> Stream::finished(std::shared_ptr<Task> task) {
-    task->finish();
+    task->mark_done();
     return task;
 }
 

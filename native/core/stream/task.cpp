@@ -11,20 +11,20 @@ void Task::attempt(const CallOptions& options) {
         run(options);
     } catch (const Interrupted&) {
         failure_ = interrupted();
-        if (failure_) finish();
+        if (failure_) mark_done();
         throw;
     } catch (...) {
         failure_ = std::current_exception();
     }
-    finish();
+    mark_done();
 }
 
 void Task::fail(std::exception_ptr why) {
     failure_ = std::move(why);
-    finish();
+    mark_done();
 }
 
-void Task::finish() {
+void Task::mark_done() {
     state_.fetch_or(kDone);
     if (sleepers_.load()) futex_wake_all(state_);
 }

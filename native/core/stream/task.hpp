@@ -61,7 +61,7 @@ private:
     // Runs it. Throws Interrupted if a wait in it was interrupted; it may then have to be run again.
     void attempt(const CallOptions& options);
     void fail(std::exception_ptr why);
-    void finish();
+    void mark_done();
     void check_can_wait() const;
     void rethrow();
 

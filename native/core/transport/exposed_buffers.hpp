@@ -16,7 +16,7 @@ struct OwnBuffer {
     bool optional = false;  // the operation also works if it cannot be accessed
 };
 
-// The constructor posts a step, and so does finish.
+// The constructor posts a step, and so does await_end.
 class ExposedBuffers {
 public:
     // Exposes `readable` to get, and `writable` to put. least: the operation needs such memory. Waits for the others,
@@ -24,7 +24,7 @@ public:
     ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& readable, const OwnBuffer& writable = {});
     ExposedBuffers(const ExposedBuffers&) = delete;
 
-    // The same on all ranks; None if it is less than the constructor's `least`. Then nothing is left to finish.
+    // The same on all ranks; None if it is less than the constructor's `least`. Then await_end is not called.
     Exposure exposure() const { return exposure_; }
     // Whether a rank exposes a buffer, and whether that buffer is registered.
     bool readable(int rank) const { return exposes(announced_[rank].readable); }
@@ -45,7 +45,7 @@ public:
 
     // Announces that this rank has finished, and waits until all ranks have. If `root` is a rank, only that one waits
     // for all, and the others wait for it alone.
-    void finish(int root) {
+    void await_end(int root) {
         const uint64_t step = s_.post();
         if (root < 0 || root == s_.rank) s_.await_all(step);
         else s_.await(root, step);

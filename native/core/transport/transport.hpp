@@ -43,7 +43,7 @@ struct Started {
     static constexpr int kAll = -1;
     uint64_t step = 0;
     int awaited = kAll;  // a peer, or all
-    Rest finish;
+    Rest rest;
     CallLog::Current call;
     bool must_run_later = false;  // it cannot be started now
     size_t bytes = 0;             // then: of the call
@@ -68,11 +68,11 @@ public:
 
     Started* started = nullptr;  // the operation that runs now is only started
     // The end of an operation of one step, which this rank has posted: now, or when somebody completes it.
-    template <class Finish> void finish(uint64_t step, int awaited, Finish&& rest) {
+    template <class Closure> void complete_at(uint64_t step, int awaited, Closure&& rest) {
         if (!started) return rest();
         started->step = step;
         started->awaited = awaited;
-        started->finish.set(rest);
+        started->rest.set(rest);
     }
 
     // The current call has ended.
