@@ -123,6 +123,32 @@ def test_a_callback_may_wait_for_another_task(pool: rw.Pool) -> None:
     assert found == [99]
 
 
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.filterwarnings("ignore:threads=True")
+def test_a_callback_does_not_wait_for_all_tasks(threads: bool, tmp_path: Path) -> None:
+    refused: list[str] = []
+    called_back = threading.Event()
+    pool = rw.Pool(2, timeout=60, threads=threads)
+
+    def end_the_pool(_: Future[int]) -> None:
+        try:
+            pool.run(os.getpid)
+        except RuntimeError as error:
+            refused.append(str(error))
+        pool.shutdown()
+        called_back.set()
+
+    first, second = pool.submit(until, tmp_path / "first"), pool.submit(until, tmp_path / "second")
+    first.add_done_callback(end_the_pool)
+    (tmp_path / "first").touch()
+    assert called_back.wait(20)
+    assert not second.done()
+    (tmp_path / "second").touch()
+    assert second.result(60)
+    pool.shutdown()
+    assert refused == ["a future's callback cannot call run, for which it might wait for ever: use a thread"]
+
+
 def test_results_of_a_thread_while_another_waits_longer(pool: rw.Pool, tmp_path: Path) -> None:
     long = pool.submit(until, tmp_path / "go")
     waiter = threading.Thread(target=long.result, args=(60,))

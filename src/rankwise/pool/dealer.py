@@ -238,6 +238,13 @@ class FutureTask(Task, Future[Any]):
 
     done, _wait, _drop, _begin = Future.done, Future.result, Future.cancel, Future.set_running_or_notify_cancel
 
+    def _invoke_callbacks(self) -> None:
+        self._dealer.calling_back.append(threading.get_ident())
+        try:
+            super()._invoke_callbacks()  # type: ignore[misc]  # Future has it
+        finally:
+            self._dealer.calling_back.remove(threading.get_ident())
+
     def _wait_again(self) -> None:
         self._state = PENDING
 
@@ -277,6 +284,7 @@ class Dealer:
         self._losses: dict[int, PeerLostError] = {}  # of each rank that was lost, the latest
         self._ended: BaseException | None = None  # why no more calls are taken
         self._broken = False  # the ranks have ended
+        self.calling_back: list[int] = []  # the threads in callbacks of tasks, without which the pool may not go on
 
     # ---- for the pool ----
 
@@ -312,6 +320,8 @@ class Dealer:
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """A call on all ranks, when the tasks that were submitted before are done."""
         _check_function(fn)
+        if threading.get_ident() in self.calling_back:
+            raise RuntimeError("a future's callback cannot call run, for which it might wait for ever: use a thread")
         call = self.ranks.packed(fn, args, kwargs)
         self.ranks.here()
         turn = Turn()

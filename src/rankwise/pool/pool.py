@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from itertools import chain
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -134,6 +135,7 @@ class Pool(Executor):
             TypeError: fn, its arguments or a result cannot be pickled.
             ClosedError: the pool has been shut down, or this process is a fork of the one that made it. (`submit` and
                 `map` raise it too.)
+            RuntimeError: a future's callback called it.
 
         Example:
             >>> with rw.Pool(2) as pool:
@@ -210,7 +212,7 @@ class Pool(Executor):
         """End the ranks when the submitted tasks are done. May be repeated.
 
         Args:
-            wait: whether to return only when the ranks have ended.
+            wait: whether to return only when the ranks have ended. A future's callback does not wait.
             cancel_futures: drop the tasks that have not begun.
 
         Example:
@@ -221,6 +223,7 @@ class Pool(Executor):
         """
         if os.getpid() != self._owner:
             return
+        wait = wait and get_ident() not in self._dealer.calling_back
         if self._served is None:
             self._dealer.shutdown(wait=wait, cancel=cancel_futures)
         if wait:
