@@ -38,6 +38,14 @@ def grids() -> None:
     assert (grid.dim, list(grid.dims)) == (2, list(dims))
     here = grid.Get_coords(grid.rank)
     assert grid.Get_cart_rank(here) == grid.rank
+    grid.dims[0] = grid.Get_topo()[1][0] = grid.periods[0] = 9  # in lists of the caller's own
+    assert (list(grid.dims), list(grid.periods)) == (list(dims), [True, False])
+    with pytest.raises(MPI.Exception):
+        grid.Shift(-1, 1)
+    for length in (1, 3):
+        for call in (grid.Sub, grid.Get_cart_rank):
+            with pytest.raises(ValueError, match=f"expecting 2 items, got {length}"):
+                call([0] * length)
     for axis in (0, 1):
         before, after = grid.Shift(axis, 1)
         got = grid.sendrecv(grid.rank, after, source=before)

@@ -25,6 +25,7 @@ class Cartesian:
 
     def rank(self, coords: Sequence[int]) -> int:
         number = 0
+        _check_length(coords, len(self.dims))
         for at, n, period in zip(coords, self.dims, self.periods, strict=True):
             if not period and not 0 <= at < n:
                 raise error("ERR_ARG", f"coords={list(coords)}: expected 0 to {n - 1} along an axis without period")
@@ -42,14 +43,18 @@ def new_grid(dims: Any, periods: Any, ranks: int, too_large: str) -> Cartesian:
     dims = [dims] if isinstance(dims, int) else list(dims)
     if periods is None or isinstance(periods, (bool, int)):
         periods = [bool(periods)] * len(dims)
-    if len(periods) != len(dims):
-        raise ValueError(f"expecting {len(dims)} items, got {len(periods)}")
+    _check_length(periods, len(dims))
     if any(n < 0 for n in dims):
         raise error("ERR_DIMS", f"dims={dims}: expected sizes of 0 or more")
     grid = Cartesian(dims, periods)
     if grid.size > ranks:
         raise error(too_large, f"dims={grid.dims}: expected at most {ranks} ranks in all")
     return grid
+
+
+def _check_length(given: Sequence[Any], axes: int) -> None:
+    if len(given) != axes:
+        raise ValueError(f"expecting {axes} items, got {len(given)}")
 
 
 class Grid(Messages):
@@ -66,7 +71,7 @@ class Grid(Messages):
         return len(self._grid.dims)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
-        return self._grid.dims, self._grid.periods, self._grid.coords(self._live().rank)
+        return self.dims, self.periods, self.coords
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         return self._grid.rank(coords)
@@ -76,13 +81,15 @@ class Grid(Messages):
 
     dim = ndim = property(Get_dim)
     topo = property(Get_topo)
-    dims = property(lambda self: self._grid.dims)
-    periods = property(lambda self: self._grid.periods)
+    dims = property(lambda self: [*self._grid.dims])
+    periods = property(lambda self: [*self._grid.periods])
     coords = property(lambda self: self._grid.coords(self._live().rank))
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """(source, dest) of a shift by `disp` along an axis; PROC_NULL beyond an end."""
         where, neighbours = self._grid, []
+        if not 0 <= direction < len(where.dims):
+            raise error("ERR_ARG", f"direction={direction}: expected an axis of the grid, 0 to {len(where.dims) - 1}")
         for step in (-disp, disp):
             coords = where.coords(self._live().rank)
             coords[direction] += step
@@ -93,6 +100,7 @@ class Grid(Messages):
     def Sub(self: Any, remain_dims: Sequence[bool]) -> Any:
         """The part of the grid along these axes in which this rank is."""
         where: Cartesian = self._grid
+        _check_length(remain_dims, len(where.dims))
         kept_axes = [axis for axis, keep in enumerate(remain_dims) if keep]
         others = Cartesian([1 if axis in kept_axes else n for axis, n in enumerate(where.dims)], where.periods)
         fixed = [0 if axis in kept_axes else at for axis, at in enumerate(where.coords(self.rank))]
