@@ -117,6 +117,7 @@ def several_requests() -> None:
     assert status.tag == 13
     assert MPI.Request.Testsome(receives) is None  # there is none that is not complete
     assert MPI.Request.Waitany(receives) == MPI.UNDEFINED
+    assert (MPI.Request.waitall([]), MPI.Request.testall([])) == ([], (True, []))
 
 
 def matched_messages() -> None:

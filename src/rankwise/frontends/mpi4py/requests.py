@@ -239,7 +239,7 @@ class Request(Handle[Started], root=True):
     # ---- several ----
 
     @classmethod
-    def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any] | None:
+    def waitall(cls, requests: Requests, statuses: Any = None) -> list[Any]:
         """Wait for all. Raises ERR_IN_STATUS if some have failed; the statuses then have the error of each."""
         results, failed = [], None
         for request, status in zip(requests, _statuses(statuses, len(requests)), strict=True):
@@ -251,7 +251,7 @@ class Request(Handle[Started], root=True):
                     status.Set_error(raised.error_class)
         if failed is not None:
             raise error("ERR_IN_STATUS", f"the first of the operations that have failed: {failed}") from failed
-        return results or None
+        return results
 
     @classmethod
     def Waitall(cls, requests: Requests, statuses: Any = None) -> bool:
@@ -291,7 +291,7 @@ class Request(Handle[Started], root=True):
         done = _some_done(requests)
         if done is None:
             return None, None
-        return done, cls.waitall([requests[index] for index in done], statuses) or []
+        return done, cls.waitall([requests[index] for index in done], statuses)
 
     @classmethod
     def Testsome(cls, requests: Requests, statuses: Any = None) -> list[int] | None:
