@@ -207,6 +207,11 @@ def memory_of_other_kinds() -> None:
     x, y = Dlpack(numbers(rank)), Dlpack(np.empty(3))
     comm.Sendrecv(x, right, 40, y, left, 40)
     equal(y.array, numbers(left))
+    with pytest.raises(BufferError):
+        comm.Irecv(np.float64(0), left, 40)
+    comm.Send(np.float64(rank), right, 40)
+    comm.Recv([y, 1, MPI.DOUBLE], left, 40)
+    equal(y.array[0], left)
     comm.Allreduce(x, y, MPI.MAX)
     equal(y.array, numbers(size - 1))
     memory = MPI.Alloc_mem(24)

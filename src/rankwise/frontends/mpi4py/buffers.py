@@ -36,7 +36,7 @@ def _viewed(buf: Any) -> tuple[Any, str]:
     """A NumPy array over the memory of any buffer of the host, and its elements' code if that is not the array's."""
     if hasattr(buf, "__cuda_array_interface__"):
         raise BufferError("message: a buffer on a GPU; rankwise's mpi4py takes host memory, so copy it there first")
-    if hasattr(buf, "__array_interface__"):
+    if hasattr(buf, "__array_interface__") and not isinstance(buf, np.generic):  # whose array would be a copy
         return np.asarray(buf), ""
     try:
         view = memoryview(buf)
