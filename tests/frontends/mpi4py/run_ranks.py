@@ -345,6 +345,8 @@ def groups() -> None:
         if impossible:
             fails(MPI.ERR_ARG, group.Range_incl, impossible)
             fails(MPI.ERR_ARG, group.Range_excl, impossible)
+    MPI.GROUP_EMPTY.Free()  # has no effect
+    assert group.Incl([]) == MPI.GROUP_EMPTY != MPI.GROUP_NULL
     last = group.Incl([size - 1])
     equal(group.Translate_ranks(None, last), [MPI.UNDEFINED] * (size - 1) + [0])
     equal(last.Translate_ranks([0, MPI.PROC_NULL], group), [size - 1, MPI.PROC_NULL])

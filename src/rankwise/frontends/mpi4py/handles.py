@@ -60,9 +60,10 @@ class Handle(Generic[T]):
         return self._h
 
     def Free(self) -> None:
-        """Make this handle null. An operation in progress goes on."""
+        """Make this handle null, unless it is a predefined one. An operation in progress goes on."""
         self._live()
-        self._h = None
+        if id(self) not in _NAME_OF:
+            self._h = None
 
     def _freed(self) -> T:
         """Make this handle null; returns the object. Raises an MPI error for a predefined one."""
