@@ -188,6 +188,12 @@ def messages_that_end_within_an_element() -> None:
         comm.Sendrecv(np.arange(count, dtype="i"), right, 50, [into, 2, column], left, 50, status)
         equal(into[places[:count]], np.arange(count))
         assert (into == -1).sum() == into.size - count
+    record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 32).Commit()
+    kinds = record, MPI.DOUBLE_INT.Create_contiguous(2).Commit()
+    for nbytes, *elements in ((0, 0, 0), (4, 1, None), (8, None, 1), (12, 2, 2), (16, 3, None), (20, None, 3)):
+        comm.Sendrecv(bytes(nbytes), right, 51, bytearray(24), left, 51, status)
+        for kind, found in zip(kinds, elements, strict=True):
+            equal(status.Get_elements(kind), MPI.UNDEFINED if found is None else found)
 
 
 class Dlpack:

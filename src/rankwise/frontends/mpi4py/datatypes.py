@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from copy import copy
 from functools import reduce
+from itertools import groupby
 from math import gcd
 from typing import Any
 
@@ -28,7 +29,8 @@ class Layout:
     """An element's bytes: pieces of `width` bytes at `offsets` from its address; the next element is `extent` on.
 
     basic: the NumPy dtype of the basic elements if they all have one, else None; dtype: rankwise's, likewise. elements:
-    how many basic ones it has. element: the NumPy dtype whose elements are the same, if there is one. first, end: the
+    how many basic ones it has. parts: the layouts that it is made of, in order, each with how many of them; a basic one
+    has none. element: the NumPy dtype whose elements are the same, if there is one. first, end: the
     offsets of the first byte in memory, and behind the last one. aligned: the alignment of the basic elements in C.
     char, code, ops: of a predefined one, mpi4py's typechar and code, and the names of the operations that MPI defines
     for it.
@@ -47,10 +49,11 @@ class Layout:
         elements: int,
         name: str = "",
         aligned: int = 1,
+        parts: Sequence[tuple[Layout, int]] = (),
     ) -> None:
         self.offsets = np.asarray(offsets, np.int64).reshape(-1)
         self.width, self.lb, self.extent, self.basic, self.elements = width, lb, extent, basic, elements
-        self.name, self.aligned = name, aligned
+        self.name, self.aligned, self.parts = name, aligned, parts
         self._merge()
         self.size = self.width * self.offsets.size
         self.first = int(self.offsets.min()) if self.offsets.size else 0
@@ -75,6 +78,20 @@ class Layout:
     def all_offsets(self, count: int, start: int) -> Any:
         """Where the pieces of `count` elements lie in memory in which the first element is at `start`."""
         return (start + np.arange(count, dtype=np.int64)[:, None] * self.extent + self.offsets).reshape(-1)
+
+    def whole_elements(self, nbytes: int) -> tuple[int, int]:
+        """How many basic elements begin so many bytes, and how many bytes are left: of one that they end within."""
+        whole, rest = divmod(nbytes, max(1, self.size))
+        if not self.parts:
+            return whole, rest
+        found = whole * self.elements
+        for part, count in self.parts:
+            share = min(rest, count * part.size)
+            more, left = part.whole_elements(share)
+            found, rest = found + more, rest - share + left
+            if left:
+                break
+        return found, rest
 
     def pieces(self, memory: Bytes) -> Any:
         """The memory as an array whose item i is the piece at byte i."""
@@ -199,7 +216,7 @@ class Datatype(Named[Layout], root=True):
     def Create_resized(self, lb: int, extent: int) -> Datatype:
         live = self._live()
         return Datatype._of(
-            Layout(live.offsets, live.width, lb, extent, live.basic, live.elements, aligned=live.aligned)
+            Layout(live.offsets, live.width, lb, extent, live.basic, live.elements, "", live.aligned, live.parts)
         )
 
     @classmethod
@@ -249,7 +266,8 @@ def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
     basic = basics.pop() if len(basics) == 1 else None
     elements = sum(piece.elements * count for piece, count, _ in layouts)
     aligned = max((piece.aligned for piece, _, _ in full), default=1)
-    return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements, aligned=aligned))
+    kinds = [(piece, sum(count for _, count, _ in run)) for piece, run in groupby(full, lambda each: each[0])]
+    return Datatype._of(Layout(offsets, width, lb, ub - lb, basic, elements, "", aligned, kinds))
 
 
 # ---- the predefined ones ----
@@ -311,7 +329,8 @@ def _predefined() -> dict[str, Datatype]:
         padded: Any = np.dtype(fields, align=True)
         place = padded.fields["index"][1]
         offsets = [*range(padded["value"].itemsize), *range(place, place + 4)]
-        layout = Layout(offsets, 1, 0, padded.itemsize, np.dtype(fields), 2, f"MPI_{name}", padded.alignment)
+        parts = [(Layout([0], size, 0, size, None, 1), 1) for size in (padded["value"].itemsize, 4)]
+        layout = Layout(offsets, 1, 0, padded.itemsize, np.dtype(fields), 2, f"MPI_{name}", padded.alignment, parts)
         layout.ops = _OPS["pair"]
         datatypes[name] = Datatype._of(layout)._named(name)
     datatypes |= {alias: datatypes[name] for alias, name in _ALIASES.items()}

@@ -67,8 +67,8 @@ class Status:
 
     def Get_elements(self, datatype: Any) -> int:
         """The number of basic elements, or UNDEFINED."""
-        layout = datatype._live()
-        return self._fields[_BYTES] * layout.elements // max(1, layout.size)  # type: ignore[no-any-return]
+        elements, rest = datatype._live().whole_elements(self._fields[_BYTES])
+        return UNDEFINED if rest else elements
 
     def Set_elements(self, datatype: Any, count: int) -> None:
         layout = datatype._live()
