@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax._src import core, effects
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
@@ -67,26 +67,16 @@ class Call(NamedTuple):
     """File, line and function of the program's call."""
 
 
-class _Effect(effects.Effect):  # type: ignore[misc]
-    def __str__(self) -> str:
-        return "rankwise"
+def _effect_of_print(*, ordered: bool) -> Any:
+    """An effect that JAX allows in loops, branches, derivatives and checkpoints; no public function makes a new one."""
+    (effect,) = jax.make_jaxpr(lambda: jax.debug.print("", ordered=ordered))().effects
+    return effect
 
 
-class _Ordered(_Effect):
-    pass
-
-
-ORDERED = _Ordered()
-EFFECTS = {ORDERED, _Effect()}
+ORDERED = _effect_of_print(ordered=True)
+EFFECTS = {ORDERED, _effect_of_print(ordered=False)}
 """The second is not ordered: without such a one, JAX calls the result of lower().compile() without its token."""
-effects.ordered_effects.add_type(_Ordered)
-for _set in (
-    effects.lowerable_effects,
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.remat_allowed_effects,
-):
-    _set.add_type(_Effect)
+_TOKEN = jax.make_jaxpr(jax.lax.create_token)().out_avals[0]
 
 _call = Primitive("rankwise")
 _call.multiple_results = True
@@ -120,7 +110,7 @@ def _is_passed(module: str) -> bool:
 
 
 @_call.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
-def _result(*operands: Any, call: Call) -> tuple[list[Any], set[effects.Effect]]:
+def _result(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
     if not operands:
         return [], EFFECTS
     (x,), n = operands, call.group.world_size
@@ -128,13 +118,13 @@ def _result(*operands: Any, call: Call) -> tuple[list[Any], set[effects.Effect]]
         What.ALL_GATHER: (n, *x.shape),
         What.REDUCE_SCATTER: (x.shape[0] // n, *x.shape[1:]) if x.shape else (),
     }.get(call.what, x.shape)
-    return [core.ShapedArray(shape, x.dtype)], EFFECTS
+    return [jax.core.ShapedArray(shape, x.dtype)], EFFECTS
 
 
 def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     ctx.module_context.add_keepalive(call.group)  # whose number the compiled function has
     token = ctx.tokens_in.get(ORDERED)
-    inner = ctx.replace(avals_in=[*ctx.avals_in, core.abstract_token], avals_out=[*ctx.avals_out, core.abstract_token])
+    inner = ctx.replace(avals_in=[*ctx.avals_in, _TOKEN], avals_out=[*ctx.avals_out, _TOKEN])
     in_place = call.what in (What.BROADCAST, What.ALL_REDUCE, What.NOTHING)
     rule = jax.ffi.ffi_lowering(
         _TARGET,
@@ -153,7 +143,7 @@ def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
 
 
 def _layouts(avals: Sequence[Any]) -> list[Sequence[int]]:
-    return [() if aval is core.abstract_token else tuple(reversed(range(aval.ndim))) for aval in avals]
+    return [() if aval is _TOKEN else tuple(reversed(range(aval.ndim))) for aval in avals]
 
 
 mlir.register_lowering(_call, _lowering, platform="cpu")
