@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -152,12 +153,8 @@ class TorchCollectives(Core):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """Collect every rank's input, by rank, in one output. The input may be this rank's part of the output."""
         opts = opts or AllgatherOptions()
-        if output.dtype != input.dtype:
-            raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
-        if output.numel() != input.numel() * self._size:
-            raise ValueError(
-                f"output: expected {self._size} times the input's {input.numel()} elements, got {output.numel()}"
-            )
+        _check_dtype(output, input)
+        self._check_whole(output, input, "output", "input")
         sent = source(input)
         memory = target(output)
         if self._misplaced(sent, memory):
@@ -168,9 +165,9 @@ class TorchCollectives(Core):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work | None:
-        opts = opts or AllgatherOptions()
-        works = [self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return self._as_one(works, outputs)
+        return self._each(
+            self.all_gather_single, zip(outputs, inputs, strict=True), outputs, opts or AllgatherOptions()
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -178,11 +175,8 @@ class TorchCollectives(Core):
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
     ) -> Work | None:
         """output_lists[r][i] receives rank r's input_list[i]."""
-        opts = opts or AllgatherOptions()
-        works = [
-            self.allgather([[row[i] for row in output_lists]], [given], opts) for i, given in enumerate(input_list)
-        ]
-        return self._as_one(works, [tensor for row in output_lists for tensor in row])
+        pairs = (([[row[i] for row in output_lists]], [given]) for i, given in enumerate(input_list))
+        return self._each(self.allgather, pairs, list(chain(*output_lists)), opts or AllgatherOptions())
 
     def gather(
         self,
@@ -265,12 +259,8 @@ class TorchCollectives(Core):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work | None:
         """Reduce one input over the ranks; rank r's output receives part r, and may be that part of the input."""
         output, given, opts = outputTensor, inputTensor, opts or ReduceScatterOptions()
-        if output.dtype != given.dtype:
-            raise ValueError(f"output: expected dtype {given.dtype}, as the input has, got {output.dtype}")
-        if given.numel() != output.numel() * self._size:
-            raise ValueError(
-                f"input: expected {self._size} times the output's {output.numel()} elements, got {given.numel()}"
-            )
+        _check_dtype(output, given)
+        self._check_whole(given, output, "input", "output")
         how = reduction(opts.reduceOp, output.dtype)
         sent = how.source(given)
         memory = how.target(output)
@@ -284,9 +274,8 @@ class TorchCollectives(Core):
     def reduce_scatter_single_coalesced(
         self, outputTensors: list[Tensor], inputTensors: list[Tensor], opts: Any = None
     ) -> Work | None:
-        opts = opts or ReduceScatterOptions()
-        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputTensors, inputTensors, strict=True)]
-        return self._as_one(works, outputTensors)
+        pairs = zip(outputTensors, inputTensors, strict=True)
+        return self._each(self.reduce_scatter_single, pairs, outputTensors, opts or ReduceScatterOptions())
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -302,8 +291,7 @@ class TorchCollectives(Core):
         """Send rows of the input to each rank and receive rows of the output; empty splits mean equal parts."""
         opts = with_options(AllToAllOptions, opts, timeout or _time(opts))
         even = not output_split_sizes and not input_split_sizes
-        if output.dtype != input.dtype:
-            raise ValueError(f"output: expected dtype {input.dtype}, as the input has, got {output.dtype}")
+        _check_dtype(output, input)
         rows_out = self._rows(output, output_split_sizes, "output")
         rows_in = self._rows(input, input_split_sizes, "input")
         sent = source(input)
@@ -397,6 +385,18 @@ class TorchCollectives(Core):
         size, offset = nbytes(part), part.ptr - whole.ptr
         return -size < offset < self._size * size and offset != self._rank * size
 
+    def _each(
+        self, method: Callable[..., Work | None], pairs: Iterable[Any], outputs: list[Tensor], opts: Any
+    ) -> Work | None:
+        """Several operations on (output, input) as one."""
+        return self._as_one([method(*pair, opts) for pair in pairs], outputs)
+
+    def _check_whole(self, whole: Tensor, part: Tensor, name: str, part_name: str) -> None:
+        if whole.numel() != part.numel() * self._size:
+            raise ValueError(
+                f"{name}: expected {self._size} times the {part_name}'s {part.numel()} elements, got {whole.numel()}"
+            )
+
     def _check_outputs(self, tensors: list[Tensor], like: Tensor) -> None:
         if len(tensors) != self._size:
             raise ValueError(f"expected a tensor for each of {self._size} ranks, got {len(tensors)}")
@@ -430,6 +430,11 @@ def _as_lists(output: Any, given: Any) -> tuple[Any, Any]:
 def _time(opts: Any) -> timedelta | None:
     """The timeout, if a short form passes it in place of the options."""
     return opts if isinstance(opts, timedelta) else None
+
+
+def _check_dtype(output: Tensor, given: Tensor) -> None:
+    if output.dtype != given.dtype:
+        raise ValueError(f"output: expected dtype {given.dtype}, as the input has, got {output.dtype}")
 
 
 def _check_sizes(tensors: list[Tensor], like: Tensor) -> None:
