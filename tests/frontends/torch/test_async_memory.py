@@ -182,6 +182,45 @@ def test_memory_in_common_is_copied_on_the_stream(on_ranks: OnRanks) -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.parametrize("count", [2, 1 << 19])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_list_may_share_memory_with_the_tensors_on_the_other_side(
+    on_ranks: OnRanks, async_op: bool, count: int
+) -> None:
+    """Whichever part of a buffer the other side is."""
+
+    def body(rank: int, size: int) -> None:
+        def block(sender: int, receiver: int) -> Any:
+            return torch.arange(count) + 100.0 * sender + 10 * receiver
+
+        def done(work: Any) -> None:
+            if work is not None:
+                work.wait()
+
+        for lengths in ([count] * size, [count + r for r in range(size)]):
+            for at in (0, 1, count):
+                whole = torch.zeros(sum(lengths))
+                given = whole[at : at + lengths[rank]].fill_(rank)
+                done(dist.all_gather(list(whole.split(lengths)), given, async_op=async_op))
+                assert torch.equal(whole, torch.arange(size * 1.0).repeat_interleave(torch.tensor(lengths)))
+
+        for at in range(size):
+            parts = list(torch.zeros(size * count).chunk(size))
+            parts[at].copy_(block(rank, 0))
+            done(dist.gather(parts[at], parts if rank == 0 else None, async_op=async_op))
+            assert rank or torch.equal(torch.cat(parts), torch.cat([block(r, 0) for r in range(size)]))
+
+            parts = list(torch.cat([block(rank, r) for r in range(size)]).chunk(size))
+            done(dist.reduce_scatter(parts[at], parts, async_op=async_op))
+            assert torch.equal(parts[at], sum(block(r, rank) for r in range(size)))
+
+        parts = list(torch.cat([block(rank, r) for r in range(size)]).chunk(size))
+        done(dist.all_to_all(parts, parts, async_op=async_op))
+        assert torch.equal(torch.cat(parts), torch.cat([block(r, rank) for r in range(size)]))
+
+    on_ranks(3, body)
+
+
 def test_within_a_limit_of_its_own_and_several_at_once(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
         from datetime import timedelta

@@ -144,7 +144,10 @@ class TorchCollectives(Core):
         sent = source(given)
         memory = targets(outputs)
         counts = [output.numel() for output in outputs]
-        if len(set(counts)) == 1:
+        even = len(set(counts)) == 1
+        if (self._misplaced if even else overlap)(sent, memory):
+            sent = copied([given])
+        if even:
             call = Call(ALL_GATHER, sent.ptr, memory.ptr, sent.count, moved(sent.dtype))
         else:
             call = Call(ALL_GATHER_V, sent.ptr, memory.ptr, 0, moved(sent.dtype), counts=counts)
@@ -197,8 +200,10 @@ class TorchCollectives(Core):
             (outputs,) = output_tensors
             self._check_outputs(outputs, given)
             _check_sizes(outputs, given)
-            memories.append(targets(outputs))
-            where = memories[1].ptr
+            memory = targets(outputs)
+            if self._misplaced(sent, memory):
+                sent = copied([given])
+            memories, where = [sent, memory], memory.ptr
         call = Call(GATHER, sent.ptr, where, sent.count, moved(sent.dtype), root=root)
         return self._run(call, opts, outputs, *memories)
 
@@ -250,7 +255,10 @@ class TorchCollectives(Core):
         sent = how.source(*inputs)
         memory = how.target(output)
         counts = [tensor.numel() for tensor in inputs]
-        if len(set(counts)) == 1:
+        even = len(set(counts)) == 1
+        if (self._misplaced if even else overlap)(memory, sent):
+            sent = copied(inputs)
+        if even:
             call = Call(REDUCE_SCATTER, sent.ptr, memory.ptr, counts[0], how.dtype, how.ours)
         else:
             call = Call(REDUCE_SCATTER_V, sent.ptr, memory.ptr, 0, how.dtype, how.ours, counts=counts)
@@ -316,6 +324,8 @@ class TorchCollectives(Core):
         dtype = moved(check_same_type([*output_tensors, *input_tensors]))
         sent = sources(input_tensors)
         memory = targets(output_tensors)
+        if overlap(sent, memory):
+            sent = copied(input_tensors)
         out, back = ([tensor.numel() for tensor in given] for given in (input_tensors, output_tensors))
         call = Call(ALL_TO_ALL_V, sent.ptr, memory.ptr, 0, dtype, send_counts=out, recv_counts=back)
         return self._run(call, opts, output_tensors, sent, memory)
