@@ -419,6 +419,36 @@ def test_sparse_tensors(on_ranks: Callable[..., Any]) -> None:
     on_ranks(3, body)
 
 
+def test_tensors_around_others(on_ranks: Callable[..., Any]) -> None:
+    """What a functional collective returns is waited for; others have no memory of their own."""
+
+    def body(rank: int, size: int) -> None:
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+        from torch.distributed.tensor import DeviceMesh, distribute_tensor
+
+        group = dist.group.WORLD
+        for async_op in MODES:
+            x = all_reduce(torch.ones(4), "sum", group)
+            assert isinstance(x, AsyncCollectiveTensor)
+            done(dist.all_reduce(x, async_op=async_op))
+            assert x.tolist() == [size * size] * 4
+            outs = [torch.empty(4) for _ in range(size)]
+            done(dist.all_gather(outs, all_reduce(torch.ones(4), "sum", group), async_op=async_op))
+            out = torch.empty(4 * size)
+            done(dist.all_gather_into_tensor(out, all_reduce(torch.ones(4), "sum", group), async_op=async_op))
+            assert torch.cat([*outs, out]).eq(size).all()
+        sending = dist.isend(all_reduce(torch.ones(4), "sum", group), 1 - rank)
+        dist.recv(out[:4], 1 - rank)
+        sending.wait()
+        assert out[:4].eq(size).all()
+        part = distribute_tensor(torch.ones(4), DeviceMesh.from_group(group, "cpu"))
+        with pytest.raises(TypeError, match="memory of its own, got a DTensor"):
+            dist.all_reduce(part)
+        dist.barrier()
+
+    on_ranks(2, body)
+
+
 def test_wrong_arguments_do_no_harm(on_ranks: Callable[..., Any]) -> None:
     def body(rank: int, size: int) -> None:
         with pytest.raises(ValueError, match="expected 2 times the input's 4 elements"):

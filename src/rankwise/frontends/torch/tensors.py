@@ -53,11 +53,20 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()
+        and not _wraps(tensor)
     )
 
 
+def _wraps(tensor: Tensor) -> bool:
+    """Whether `tensor` has no memory of its own, as a tensor around another one."""
+    return not tensor.data_ptr() and tensor.numel() > 0
+
+
 def check(tensor: Tensor) -> Tensor:
-    """`tensor` without its history; refused where it is not a dense one in host memory."""
+    """`tensor` without its history; refused where it is not a dense one in host memory.
+
+    The result of a functional collective is waited for.
+    """
     if not tensor.is_cpu:
         raise UnsupportedError(
             f"a tensor on {tensor.device}",
@@ -68,6 +77,14 @@ def check(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"a tensor of layout {tensor.layout}", "rankwise", "", "only all_reduce with SUM takes sparse tensors"
+        )
+    if _wraps(tensor):
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor  # few programs need it
+
+        if isinstance(tensor, AsyncCollectiveTensor):
+            return check(tensor.trigger_wait())  # type: ignore[no-untyped-call]
+        raise TypeError(
+            f"expected a tensor with memory of its own, got a {type(tensor).__name__}; pass its local or inner tensor"
         )
     return tensor.detach()
 
