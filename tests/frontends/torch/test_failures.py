@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from inspect import signature
@@ -150,6 +151,30 @@ def test_a_wait_with_a_limit(on_ranks: Callable[..., Any]) -> None:
             dist.recv(torch.ones(1), 0)
             dist.all_reduce(torch.ones(2))
             store.wait(["over"])
+
+    on_ranks(2, body)
+
+
+def test_calls_with_limits_at_the_same_time(on_ranks: Callable[..., Any]) -> None:
+    """After them the group's timeout is in force again."""
+
+    def body(rank: int, size: int) -> None:
+        group = dist.group.WORLD
+        comm, options = group.operations.comm, dist.BarrierOptions()
+        usual = comm.timeout
+        if rank == 0:
+            options.asyncOp, options.timeout = True, timedelta(seconds=40)
+            work = group.barrier(options)
+            while comm.timeout != 40:
+                time.sleep(0.001)
+            options.asyncOp, options.timeout = False, timedelta(seconds=50)
+            group.barrier(options)
+            work.wait()
+        else:
+            time.sleep(0.3)
+            dist.barrier()
+            dist.barrier()
+        assert comm.timeout == usual
 
     on_ranks(2, body)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache, partial
 from operator import attrgetter
-from threading import Thread, get_ident
+from threading import Lock, Thread, get_ident
 from typing import Any
 from weakref import WeakSet
 
@@ -56,6 +56,9 @@ class Core:
         self._stream: int | None = None  # the thread that runs futures' callbacks
         self._together: list[Started] | None = None  # works between _start_coalescing and _end_coalescing
         self._sequence = 0
+        self._limiting = Lock()
+        self._limits: list[float] = []  # of calls in progress with a timeout of their own
+        self._usual = 0.0  # the timeout of all others, while there are some
 
     def _run(self, call: Call, opts: Any, results: Results, *memories: Memory) -> Work | None:
         """Make one call of the communicator. memories: those it uses, besides plain tensors in `results`.
@@ -106,16 +109,23 @@ class Core:
         return self._begun(several(pending), results) if pending else complete(results)
 
     def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
-        body = partial(self._steps, calls, memories)
-        if limit is None:
-            self.comm.call(body)
-            return
-        usual = self.comm.timeout
-        self.comm.timeout = limit
+        with nullcontext() if limit is None else self._limited(limit):
+            self.comm.call(partial(self._steps, calls, memories))
+
+    @contextmanager
+    def _limited(self, limit: float) -> Iterator[None]:
+        """Let the communicator's timeout be `limit`, also while another thread's call has a limit of its own."""
+        with self._limiting:
+            if not self._limits:
+                self._usual = self.comm.timeout
+            self.comm.timeout = limit
+            self._limits.append(limit)
         try:
-            self.comm.call(body)
+            yield
         finally:
-            self.comm.timeout = usual
+            with self._limiting:
+                self._limits.remove(limit)
+                self.comm.timeout = self._limits[-1] if self._limits else self._usual
 
     def _steps(self, calls: Sequence[Call], memories: Sequence[Memory]) -> None:
         for memory in memories:
