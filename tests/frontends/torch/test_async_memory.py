@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -223,8 +225,6 @@ def test_a_list_may_share_memory_with_the_tensors_on_the_other_side(
 
 def test_within_a_limit_of_its_own_and_several_at_once(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
-        from datetime import timedelta
-
         x, y = torch.ones(8)[::2], torch.ones(3)
         opts = dist.AllreduceOptions()
         opts.timeout = timedelta(seconds=20)
@@ -249,5 +249,38 @@ def test_in_a_callback(on_ranks: OnRanks) -> None:
             return x
 
         assert dist.all_reduce(x, async_op=True).get_future().then(again).wait().tolist() == [4] * 4
+
+    on_ranks(2, body)
+
+
+def test_in_a_callback_of_another_group(on_ranks: OnRanks) -> None:
+    """The thread that runs it has run a callback of the first group before, but the first group's stream is free."""
+
+    def body(rank: int, size: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        first, second = dist.new_group(), dist.new_group()
+        x, outs = torch.ones(2), [torch.zeros(2) for _ in range(size)]
+
+        def start(future: Any) -> Any:
+            work = dist.all_gather(outs, x, group=first, async_op=True)
+            store.set("started", "")
+            return work
+
+        if rank == 0:
+            future = dist.all_reduce(x, group=first, async_op=True).get_future()
+            store.set("first", "")
+            future.wait()
+            time.sleep(0.1)  # until its thread is idle
+            future = dist.all_reduce(x, group=second, async_op=True).get_future().then(start)
+            store.set("second", "")
+            future.wait().wait()
+        else:
+            store.wait(["first"])
+            dist.all_reduce(x, group=first)
+            store.wait(["second"])
+            dist.all_reduce(x, group=second)
+            store.wait(["started"], timedelta(seconds=60))
+            dist.all_gather(outs, x, group=first)
+        assert torch.stack(outs).eq(4).all()
 
     on_ranks(2, body)

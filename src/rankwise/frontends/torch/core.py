@@ -53,7 +53,7 @@ class Core:
         self.collectives = with_all(comm)
         self._pending = Pending("a torch process group", comm)
         self._expected: WeakSet[Started] = WeakSet()  # works with a future that somebody may wait for
-        self._stream: int | None = None  # the thread that runs futures' callbacks
+        self._stream: int | None = None  # the thread that runs a future's callbacks now
         self._together: list[Started] | None = None  # works between _start_coalescing and _end_coalescing
         self._sequence = 0
         self._limiting = Lock()
@@ -151,6 +151,7 @@ class Core:
         def on_stream() -> None:
             self._stream = get_ident()
             work.settle()
+            self._stream = None  # the thread may run another stream next
 
         def in_a_thread() -> None:
             with suppress(Exception):  # the future obtains the error from the work
