@@ -219,3 +219,29 @@ def test_results_are_of_the_kind_of_what_is_passed(started: bool) -> None:
         assert found[0].tolist() == [0, 0, 1]
 
     run_ranks(ranks, 2)
+
+
+def test_the_grad_mode_is_that_of_the_call() -> None:
+    """`out` may require grad within no_grad, whichever thread runs the operation."""
+    torch = pytest.importorskip("torch")
+
+    def ranks(group: Group) -> None:
+        def out() -> Any:
+            return torch.zeros(2, 1, requires_grad=True)
+
+        x = torch.ones(2, 1)
+        with torch.no_grad():
+            works = [
+                group.all_gather_v(x[:1], out=out(), async_op=True),
+                group.all_to_all_v(x, [1, 1], out=out(), async_op=True),
+                group.gather_v(x[:1], 0, out=out(), async_op=True),
+                group.scatter_v(torch.ones(4, 1), [2, 2], out=out(), async_op=True),
+                group.scatter(torch.ones(4, 1), out=out(), async_op=True),
+            ]
+            group.stream.record_event().synchronize()  # a thread of the stream runs them
+        results = [work.wait() for work in works]
+        results[1] = results[1][0]
+        assert all(one is None or (one.requires_grad and one.eq(1).all()) for one in results)
+        assert (results[2] is None) == (group.rank == 1)
+
+    run_ranks(ranks, 2)

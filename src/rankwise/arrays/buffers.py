@@ -87,14 +87,16 @@ def gathered_shape(ranks: int, like: Buffer) -> Shape:
     return (ranks, *like.shape)
 
 
-def check_rows(out: Any, like: Buffer) -> None:
-    """Check `out` as far as possible before the length of the result's axis 0 is known."""
+def check_rows(out: Any, like: Buffer) -> Buffer:
+    """`out` as memory for a result, checked as far as possible before the length of the result's axis 0 is known."""
     buffer = writable(out)
-    check_result(out, (*buffer.shape[:1], *like.shape[1:]), like)
+    return check_result(buffer, (*buffer.shape[:1], *like.shape[1:]), like)
 
 
 def writable(out: Any) -> Buffer:
-    """`out` as memory to write to, of any shape and dtype."""
+    """`out` as memory to write to, of any shape and dtype; it may already be a Buffer that this has returned."""
+    if isinstance(out, Buffer):
+        return out
     buffer = target(out, "out")
     if buffer.given is not out:
         raise TypeError(f"out: expected a writable array, got an immutable {type(out).__name__}")

@@ -63,7 +63,7 @@ class VectorCollectives(GroupBase):
             return gathered
         given = check_axis_0(source(x))
         if out is not None:
-            buffers.check_rows(out, given)
+            out = buffers.check_rows(out, given)  # now, as torch's grad mode is this thread's
         return self._run(partial(self._gather_rows, ALL_GATHER_V, given, out), given, async_op)
 
     @overload
@@ -91,7 +91,7 @@ class VectorCollectives(GroupBase):
         dst = self._rank(dst, "dst")
         given = check_axis_0(source(x))
         if out is not None and dst == self.rank:
-            buffers.check_rows(out, given)
+            out = buffers.check_rows(out, given)  # now, as torch's grad mode is this thread's
         return self._run(partial(self._gather_rows, GATHER_V, given, out, dst), given, async_op)
 
     @overload
@@ -239,7 +239,7 @@ class VectorCollectives(GroupBase):
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
         if out is not None:
-            buffers.check_rows(out, given)
+            out = buffers.check_rows(out, given)  # now, as torch's grad mode is this thread's
 
         def body() -> tuple[Any, list[int]]:
             if (native := self._shortcuts.rows_call) is not None:
@@ -360,7 +360,7 @@ def scatter_rows(
     else:
         kind = NUMPY if x is None else source(x).kind
         if out is not None:
-            buffers.writable(out)
+            out = buffers.writable(out)
 
         def body() -> Any:
             if native is not None:
