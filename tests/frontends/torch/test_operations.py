@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -313,6 +314,24 @@ def test_messages(on_ranks: Callable[..., Any]) -> None:
         dist.barrier()
 
     on_ranks(3, body)
+
+
+def test_a_future_of_coalesced_messages_does_not_hold_up_collectives(on_ranks: Callable[..., Any]) -> None:
+    def body(rank: int, size: int) -> None:
+        group, x = dist.group.WORLD, torch.zeros(3)
+        if rank == 0:
+            group._start_coalescing(torch.device("cpu"))
+            dist.irecv(x, 1)
+            future = group._end_coalescing(torch.device("cpu")).get_future()
+        group.set_timeout(timedelta(seconds=20))
+        dist.barrier()  # before the message comes
+        if rank == 0:
+            future.wait()
+            assert x.tolist() == [1] * 3
+        else:
+            dist.send(torch.ones(3), 0)
+
+    on_ranks(2, body)
 
 
 def test_works(on_ranks: Callable[..., Any]) -> None:

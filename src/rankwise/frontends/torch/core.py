@@ -105,8 +105,11 @@ class Core:
 
     def _as_one(self, works: Sequence[Work | None], results: Results) -> Work:
         """Combine works of this group, in the order in which they were started, into one."""
-        pending = [work.inner for work in works if isinstance(work, Started)]
-        return self._begun(several(pending), results) if pending else complete(results)
+        pending = [work for work in works if isinstance(work, Started)]
+        if not pending:
+            return complete(results)
+        message = any(work.message for work in pending)
+        return self._begun(several([work.inner for work in pending]), results, message)
 
     def _call_all(self, calls: Sequence[Call], memories: Sequence[Memory], limit: float | None) -> None:
         with nullcontext() if limit is None else self._limited(limit):
