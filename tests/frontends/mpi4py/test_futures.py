@@ -54,6 +54,7 @@ if __name__ == "__main__":
                 assert str(error) == "7"
             else:
                 raise AssertionError("it did not fail")
+    assert executor.num_workers == 0
     try:
         executor.submit(square, 1)
     except RuntimeError as error:

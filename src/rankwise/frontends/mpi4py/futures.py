@@ -74,7 +74,7 @@ class MPIPoolExecutor(futures.Executor):
 
     @property
     def num_workers(self) -> int:
-        return self._workers().n
+        return 0 if self._ended else self._workers().n
 
     def bootup(self, wait: bool = True) -> Self:
         """Start the workers, if they have not been started. It waits for them in any case."""
