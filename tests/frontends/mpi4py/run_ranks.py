@@ -405,6 +405,9 @@ def datatypes() -> None:
     for kind in (column, MPI.DOUBLE_INT):
         with pytest.raises(ValueError, match="cannot map"):
             kind.tocode()
+    assert (MPI.Datatype.fromcode("i4"), MPI.SIGNED_LONG) == (MPI.INT32_T, MPI.LONG)
+    with pytest.raises(ValueError, match="cannot map code '>f8' to MPI datatype"):
+        MPI.Datatype.fromcode(">f8")  # whose bytes are in another order than DOUBLE's
     struct, byte = MPI.Datatype.Create_struct, MPI.SIGNED_CHAR
     for extent, first, place in (  # padded as the C compiler pads the struct
         *((32, MPI.DOUBLE.Create_contiguous(3), 24), (48, MPI.DOUBLE.Create_vector(3, 1, 2), 40)),

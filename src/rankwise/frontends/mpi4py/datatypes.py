@@ -144,7 +144,7 @@ class Datatype(Named[Layout], root=True):
         layout.name, layout.ops = "", frozenset()
         return type(self)._of(layout)
 
-    Clone = Dup
+    Create_dup = Clone = Dup
 
     def Pack_size(self, count: int, comm: Any) -> int:
         return count * self.Get_size()
@@ -168,10 +168,9 @@ class Datatype(Named[Layout], root=True):
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
-        if code in TYPES:
-            return TYPES[code]
-        dtype = np.dtype(code)
-        return TYPES.get(dtype.char) or cls._of(Layout([0], dtype.itemsize, 0, dtype.itemsize, None, 1))
+        if code not in TYPES:
+            raise ValueError(f"cannot map code {code!r} to MPI datatype")
+        return TYPES[code]
 
     # ---- those made of it ----
 
@@ -292,6 +291,7 @@ _PAIRS = {
 _ALIASES = {
     "FLOAT32_T": "FLOAT", "FLOAT64_T": "DOUBLE",
     "BOOL": "C_BOOL", "SINT8_T": "INT8_T", "SINT16_T": "INT16_T", "SINT32_T": "INT32_T", "SINT64_T": "INT64_T",
+    "SIGNED_SHORT": "SHORT", "SIGNED_INT": "INT", "SIGNED_LONG": "LONG", "SIGNED_LONG_LONG": "LONG_LONG",
     "UNSIGNED_INT": "UNSIGNED", "TWOINT": "INT_INT", "DOUBLE_COMPLEX_C": "C_DOUBLE_COMPLEX",
     "F_BOOL": "LOGICAL", "F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION",
     "F_COMPLEX": "COMPLEX", "F_FLOAT_COMPLEX": "COMPLEX", "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
