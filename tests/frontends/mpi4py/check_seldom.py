@@ -194,6 +194,10 @@ def messages_that_end_within_an_element() -> None:
         comm.Sendrecv(bytes(nbytes), right, 51, bytearray(24), left, 51, status)
         for kind, found in zip(kinds, elements, strict=True):
             equal(status.Get_elements(kind), MPI.UNDEFINED if found is None else found)
+    for kind in kinds:
+        for elements in range(4):
+            status.Set_elements(kind, elements)
+            equal(status.Get_elements(kind), elements)
 
 
 class Dlpack:

@@ -93,6 +93,15 @@ class Layout:
                 break
         return found, rest
 
+    def bytes_of(self, elements: int) -> int:
+        """The bytes of so many basic elements."""
+        whole, rest = divmod(elements, max(1, self.elements))
+        nbytes = whole * self.size
+        for part, count in self.parts:
+            share = min(rest, count * part.elements)
+            nbytes, rest = nbytes + part.bytes_of(share), rest - share
+        return nbytes
+
     def pieces(self, memory: Bytes) -> Any:
         """The memory as an array whose item i is the piece at byte i."""
         if self.width > _LARGEST_PIECE:

@@ -71,8 +71,7 @@ class Status:
         return UNDEFINED if rest else elements
 
     def Set_elements(self, datatype: Any, count: int) -> None:
-        layout = datatype._live()
-        self._fields[_BYTES] = count * layout.size // max(1, layout.elements)
+        self._fields[_BYTES] = datatype._live().bytes_of(count)
 
     def Is_cancelled(self) -> bool:
         return bool(self._fields[_CANCELLED])
