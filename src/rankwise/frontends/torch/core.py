@@ -67,9 +67,7 @@ class Core:
         """
         if opts.timeout != UNSET or packed(memories):
             return self._run_all([call], opts, results, memories)
-        self._sequence += 1
-        if not self.dispatched:
-            warn_in_backward(results, call.operation.name)
+        self._count(results, call.operation.name)
         if is_async(opts) and get_ident() != self._stream:
             return self._begun(self.comm.start(call, (self, results, memories)), results)
         self.collectives.run(call)
