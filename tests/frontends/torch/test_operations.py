@@ -474,6 +474,9 @@ def test_wrong_arguments_do_no_harm(on_ranks: Callable[..., Any]) -> None:
             dist.all_gather_into_tensor(torch.empty(4), torch.empty(4))
         with pytest.raises(ValueError, match="expected dtype"):
             dist.group.WORLD.all_gather_single(torch.empty(8, dtype=torch.int32), torch.empty(4))
+        for into in (torch.ones(1).expand(4), torch.ones(6).as_strided((2, 4), (2, 1))):
+            with pytest.raises(ValueError, match="tensor: expected elements with memory of their own"):
+                dist.all_reduce(into)
         with pytest.raises(ValueError, match="split_sizes"):
             dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [2, 2])
         with pytest.raises(Exception, match="host memory"):

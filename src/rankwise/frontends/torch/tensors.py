@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp as TorchOp
 
+from rankwise.arrays.base import check_own_memory
 from rankwise.arrays.torch import copy_blocks, dtypes
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
@@ -129,6 +130,8 @@ def room(tensors: Sequence[Tensor], dtype: torch.dtype, fill: Fill | None = None
     fill: what packs a tensor, where the operation reads them. put_back: whether it writes them.
     """
     given = [check(tensor) for tensor in tensors]
+    for tensor in given if put_back else []:
+        check_own_memory("tensor", tuple(tensor.shape), tensor.stride(), 1, "contiguous")
     sizes = [tensor.numel() for tensor in given]
     whole = torch.empty(sum(sizes), dtype=dtype)
     parts = [part.view(tensor.shape) for part, tensor in zip(torch.split_with_sizes(whole, sizes), given, strict=True)]
