@@ -120,6 +120,16 @@ def several_requests() -> None:
     assert (MPI.Request.waitall([]), MPI.Request.testall([])) == ([], (True, []))
 
 
+def requests_of_a_freed_communicator() -> None:
+    for count in (3, 300_000):
+        own, y = comm.Dup(), np.empty(count)
+        requests = [own.Irecv(y, left), own.irecv(source=left, tag=1), own.Ibarrier()]
+        requests += [own.Isend(numbers(rank, count), right), own.isend("object", right, 1)]
+        own.Free()
+        assert MPI.Request.waitall(requests)[1] == "object"
+        equal(y, numbers(left, count))
+
+
 def matched_messages() -> None:
     assert comm.Improbe(left, 20, status) is None
     comm.Barrier()
@@ -236,7 +246,7 @@ def memory_of_other_kinds() -> None:
 for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
     *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
-    *(messages_that_end_within_an_element,),
+    *(messages_that_end_within_an_element, requests_of_a_freed_communicator),
 ):
     check()
     comm.Barrier()

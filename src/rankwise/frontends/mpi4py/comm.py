@@ -160,9 +160,11 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         return COMM_NULL.Create_group(group, sum(stringtag.encode()))
 
     def Free(self) -> None:
-        self._freed().group.close()
+        """Without this handle, the communicator is closed as soon as its last request in progress is complete."""
+        self._freed()
 
-    Disconnect = Free
+    def Disconnect(self) -> None:
+        self._freed().group.close()
 
     # ---- buffered sends need no buffer ----
 
