@@ -102,11 +102,11 @@ nb::object sendrecv_result(Comm& c, nb::handle array, nb::handle to, nb::handle 
     const MessageArray x(array, Access::Read);
     nb::object into = nb::borrow(out);
     if (out.is_none()) {
-        if (!has_kind(array, x)) return not_implemented();
+        if (!has_kind(array, x)) return not_taken();
         into = new_like(array, {x.shape(), x.shape() + x.dims()});
     }
     const MessageArray y(into, Access::Write);
-    if (!sendrecv(c, x, to, label, y, from, label, Wanted::Exactly)) return not_implemented();
+    if (!sendrecv(c, x, to, label, y, from, label, Wanted::Exactly)) return not_taken();
     if (!out.is_none()) y.written();
     return into;
 }

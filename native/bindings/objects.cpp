@@ -107,20 +107,20 @@ std::optional<Received> receive(Comm& c, Wanted wanted, nb::handle src, nb::hand
 // read(block, source): decodes what is not basic.
 nb::object object_in(const Received& received, nb::handle read, nb::handle constructor) {
     nb::object found =
-        nb::isinstance<nb::bytes>(received.block) ? load_allowed(received.block, constructor) : not_implemented();
-    return found.is(not_implemented()) ? read(received.block, received.arrival.source) : found;
+        nb::isinstance<nb::bytes>(received.block) ? load_allowed(received.block, constructor) : not_taken();
+    return found.is(not_taken()) ? read(received.block, received.arrival.source) : found;
 }
 
 nb::object recv_object_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle read,
                              nb::handle constructor) {
     const auto received = receive(c, Wanted::Object, src, label, timeout);
-    return received ? object_in(*received, read, constructor) : not_implemented();
+    return received ? object_in(*received, read, constructor) : not_taken();
 }
 
 // (the object, (its source, tag and encoded length)).
 nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb::handle read, nb::handle constructor) {
     const auto received = receive(c, Wanted::Object, src, label, std::nullopt);
-    if (!received) return not_implemented();
+    if (!received) return not_taken();
     const Arrival& a = received->arrival;
     return nb::make_tuple(object_in(*received, read, constructor), nb::make_tuple(a.source, a.tag, a.count));
 }
@@ -129,7 +129,7 @@ nb::object recv_object_with_source(Comm& c, nb::handle src, nb::handle label, nb
 nb::object recv_any_plain(Comm& c, nb::handle src, nb::handle label, std::optional<double> timeout, nb::handle check,
                           nb::handle read, nb::handle constructor) {
     const auto received = receive(c, Wanted::Any, src, label, timeout, check);
-    if (!received) return not_implemented();
+    if (!received) return not_taken();
     const Arrival& a = received->arrival;
     if (a.object) return nb::make_tuple(object_in(*received, read, constructor), a.source, a.tag, nb::none());
     return nb::make_tuple(received->block, a.source, a.tag, int(a.dtype));
@@ -178,10 +178,10 @@ struct ObjectBlock {
     nb::object get() const {
         return fits(bytes) && fits(longest) ? nb::object(nb::bytes(data, size_t(bytes))) : nb::object(nb::int_(bytes));
     }
-    // The object, which `from` has encoded, if it is here and of basic types, else NotImplemented.
+    // The object, which `from` has encoded, if it is here and of basic types, else NOT_TAKEN.
     nb::object load(const Comm& c, int from, nb::handle constructor) const {
         const nb::object found = get();
-        if (!nb::isinstance<nb::bytes>(found)) return not_implemented();
+        if (!nb::isinstance<nb::bytes>(found)) return not_taken();
         return from == c.rank() ? ::load(found) : load_allowed(found, constructor);
     }
 };
@@ -216,7 +216,7 @@ template <class Rest> nb::object objects_in(Comm& c, const nb::list& found, nb::
         std::all_of(found.begin(), found.end(), [](nb::handle each) { return nb::isinstance<nb::bytes>(each); });
     for (size_t rank = 0; all_here && rank < found.size(); ++rank) {
         const nb::object object = int(rank) == c.rank() ? load(found[rank]) : load_allowed(found[rank], constructor);
-        if (object.is(not_implemented())) break;
+        if (object.is(not_taken())) break;
         objects.append(object);
     }
     return objects.size() == found.size() ? nb::object(objects) : completed(c, found, rest);
@@ -258,7 +258,7 @@ nb::object in_one_call(Comm& c, const Encode& encode, const First& first, const 
     return rest();
 }
 
-// Each of these returns NotImplemented, with nothing done, for an argument that it does not know. If an object is more
+// Each of these returns NOT_TAKEN, with nothing done, for an argument that it does not know. If an object is more
 // than the constructor allows (see load_allowed), or long, rest(root, codec, first, sent) completes the operation, with
 // no other call in between. first() returns the encoded object, or its length if it is longer than a block; of a gather
 // or an exchange, a list of these. sent: what this rank sends, in parts (group/object_block.py).
@@ -267,7 +267,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
                                   nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
     const bool sends = src == c.rank();
-    if (src < 0) return not_implemented();
+    if (src < 0) return not_taken();
     ObjectBlock block;
     nb::object sent = nb::none();
     return in_one_call(
@@ -281,7 +281,7 @@ nb::object broadcast_object_plain(Comm& c, nb::handle object, nb::handle from, n
         [&](const ArrayCall& call) { c.broadcast(&block, sizeof block, DType::U8, src, call); },
         [&] {
             nb::object found = sends ? nb::none() : block.load(c, src, constructor);
-            if (!ObjectBlock::fits(block.longest) || found.is(not_implemented()))
+            if (!ObjectBlock::fits(block.longest) || found.is(not_taken()))
                 found = completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
             return sends ? nb::borrow(object) : found;
         });
@@ -327,7 +327,7 @@ struct GatheredObjects {
 nb::object gather_object_at(Comm& c, nb::handle object, nb::handle to, nb::handle codec, nb::handle constructor,
                             nb::handle rest) {
     const int dst = rank_or_tag(to, c.world_size());
-    if (dst < 0) return not_implemented();
+    if (dst < 0) return not_taken();
     std::optional<Encoded> mine;
     std::optional<GatheredObjects> gathered;
     const auto encoding = [&] { mine.emplace(object, codec); };
@@ -405,9 +405,9 @@ nb::object exchange_objects_plain(Comm& c, const nb::list& objects, nb::handle c
 nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb::handle codec, nb::handle constructor,
                                 nb::handle rest) {
     const int src = rank_or_tag(from, c.world_size());
-    if (src < 0) return not_implemented();
+    if (src < 0) return not_taken();
     if (src == c.rank() && (!nb::isinstance<nb::list>(objects) || nb::len(objects) != size_t(c.world_size())))
-        return not_implemented();
+        return not_taken();
     nb::list sent;
     std::vector<ObjectBlock> blocks;
     const nb::tuple given(src == c.rank() ? objects : nb::handle(sent));  // another thread may change the list
@@ -418,7 +418,7 @@ nb::object scatter_object_plain(Comm& c, nb::handle objects, nb::handle from, nb
     };
     return in_one_call(c, encoding, first, [&] {
         nb::object found = block.load(c, src, constructor);
-        if (!found.is(not_implemented())) return found;
+        if (!found.is(not_taken())) return found;
         return completed(c, block.get(), [&](nb::handle step) { return rest(src, codec, step, sent); });
     });
 }

@@ -71,6 +71,12 @@ bool is_basic(nb::handle object) {
     return basic(object.ptr(), 0, left);
 }
 
+nb::object not_taken() {
+    static Once<nb::handle> sentinel;
+    return nb::borrow(sentinel.get(
+        [] { return nb::object(nb::module_::import_("rankwise.contract.shortcuts").attr("NOT_TAKEN")).release(); }));
+}
+
 nb::bytes dump(nb::handle object) {
     const Pickle& pickle = Pickle::get();
     PyObject* const args[] = {object.ptr(), pickle.protocol.ptr()};
@@ -87,21 +93,21 @@ static PyObject* load_or_null(nb::handle stream) {
 nb::object load(nb::handle stream) {
     if (PyObject* const loaded = load_or_null(stream)) return nb::steal(loaded);
     PyErr_Clear();
-    return not_implemented();
+    return not_taken();
 }
 
 nb::object load_allowed(nb::handle stream_, nb::handle constructor) {
     const auto stream = nb::borrow<nb::bytes>(stream_);
     if (constructor.is_none()) {
-        if (!stream.size() || *stream.c_str() != kPickle) return not_implemented();
+        if (!stream.size() || *stream.c_str() != kPickle) return not_taken();
         PyObject* const loaded = load_or_null(stream);
         if (!loaded) nb::raise_python_error();
         return nb::steal(loaded);
     }
     try {
-        if (check(stream, 0, nb::borrow<nb::tuple>(constructor))) return not_implemented();
+        if (check(stream, 0, nb::borrow<nb::tuple>(constructor))) return not_taken();
     } catch (const std::exception&) {
-        return not_implemented();
+        return not_taken();
     }
     return load(stream);
 }
@@ -125,5 +131,5 @@ void bind_plain_pickle(nb::module_& m) {
           "dicts.");
     m.def("load_allowed", &load_allowed, nb::arg("stream"), nb::arg("constructor").none(),
           "The object of a pickle that makes only basic types, with no call of the constructor (see check_plain), else "
-          "NotImplemented. constructor: None if any pickle may be loaded.");
+          "NOT_TAKEN. constructor: None if any pickle may be loaded.");
 }

@@ -8,12 +8,13 @@ bool is_basic(nb::handle object);
 // The first byte of a pickle, and so of an object without buffers of its own (group/object_block.py).
 inline constexpr char kPickle = '\x80';
 
-inline nb::object not_implemented() { return nb::borrow(Py_NotImplemented); }
+// NOT_TAKEN of contract/shortcuts.py.
+nb::object not_taken();
 
-// pickle.dumps and pickle.loads. If that fails, load raises the error, or returns NotImplemented.
+// pickle.dumps and pickle.loads. If that fails, load returns NOT_TAKEN.
 nb::bytes dump(nb::handle object);
 nb::object load(nb::handle stream);
-// The object of a pickle that makes only basic types; NotImplemented if it makes others, or is invalid. With None in
-// place of the constructor, the object of any pickle, or the error that it raises; NotImplemented for what does not
+// The object of a pickle that makes only basic types; NOT_TAKEN if it makes others, or is invalid. With None in
+// place of the constructor, the object of any pickle, or the error that it raises; NOT_TAKEN for what does not
 // begin as a pickle.
 nb::object load_allowed(nb::handle stream, nb::handle constructor);

@@ -17,12 +17,12 @@ namespace {
 
 using Late = std::shared_ptr<LateResult>;
 
-// The functions as methods: one returns the result, or NotImplemented; the other starts the operation and returns its
+// The functions as methods: one returns the result, or NOT_TAKEN; the other starts the operation and returns its
 // Work, or None.
 template <class... A> auto result_of(bool (*shortcut)(Comm&, const Late&, A...)) {
     return [shortcut](Comm& c, A... args) -> nb::object {
         LateResult late;
-        return shortcut(c, Late(Late(), &late), args...) ? late.take() : not_implemented();
+        return shortcut(c, Late(Late(), &late), args...) ? late.take() : not_taken();
     };
 }
 template <class... A> auto start_of(bool (*shortcut)(Comm&, const Late&, A...)) {

@@ -381,12 +381,12 @@ nb::object broadcast_number(Comm& c, nb::handle object, nb::handle from) {
     return x.object();
 }
 
-// The methods: one that returns the result, or NotImplemented; the same as a condition; and one that starts the
+// The methods: one that returns the result, or NOT_TAKEN; the same as a condition; and one that starts the
 // operation, which returns its Work, or None.
 template <class... A> auto result_of(nb::object (*shortcut)(Comm&, A...)) {
     return [shortcut](Comm& c, A... args) {
         nb::object found = shortcut(c, args...);
-        return found ? found : not_implemented();
+        return found ? found : not_taken();
     };
 }
 template <class... A> auto whether(nb::object (*shortcut)(Comm&, A...)) {

@@ -559,7 +559,7 @@ def address(array: object, /) -> int:
 
 def is_basic(object: object, /) -> bool: ...
 def load_allowed(stream: bytes, constructor: tuple[str, str] | None) -> Any:
-    """The object of a pickle that makes only basic types (see check_plain), or of any, with None; or NotImplemented."""
+    """The object of a pickle that makes only basic types (see check_plain), or of any, with None; or NOT_TAKEN."""
 
 def check_plain(stream: bytes, buffers: int, constructor: tuple[str, str]) -> bool:
     """Whether plain data calls the constructor, (module, name). TypeError if it is not plain, ValueError if invalid."""

@@ -12,6 +12,7 @@ import pytest
 
 from rankwise.arrays import buffers, dtypes
 from rankwise.arrays import torch as torch_arrays
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.testing import run_ranks
 
@@ -319,8 +320,8 @@ def test_tensors_of_other_libraries_are_read() -> None:
         assert shortcuts.all_gather_result(Tensor(), out) is out
         assert out.tolist() == [[1, 2]]
         assert not shortcuts.all_reduce_array(Tensor(), "sum"), "whether they may be written is not known"
-        assert shortcuts.all_gather_result(Tensor(), None) is NotImplemented, "nor how a new one is made"
-        assert shortcuts.all_gather_result(Refusing(), out) is NotImplemented
-        assert shortcuts.all_gather_result(type("Derived", (Tensor,), {})(), out) is NotImplemented
+        assert shortcuts.all_gather_result(Tensor(), None) is NOT_TAKEN, "nor how a new one is made"
+        assert shortcuts.all_gather_result(Refusing(), out) is NOT_TAKEN
+        assert shortcuts.all_gather_result(type("Derived", (Tensor,), {})(), out) is NOT_TAKEN
 
     run_ranks(ranks, 1)

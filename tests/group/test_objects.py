@@ -32,21 +32,26 @@ def fancy(rank: int) -> Any:
     return [decimal.Decimal(rank), np.arange(5000.0) + rank, np.arange(9) + rank, {1: {2: Exception(rank)}}]
 
 
+def not_implemented(rank: int) -> Any:
+    """An object that Python code takes for a refusal."""
+    return NotImplemented
+
+
 def same(got: Any, want: Any) -> None:
     assert pickle.dumps(got) == pickle.dumps(want)
 
 
-@pytest.mark.parametrize("make", [plain, fancy])
+@pytest.mark.parametrize("make", [plain, fancy, not_implemented])
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_every_operation(n: int, backend: str, make: Any) -> None:
     def ranks(group: Group) -> None:
-        me, pickles = group.rank, {"allow_pickle": make is fancy}
+        me, pickles = group.rank, {"allow_pickle": make is not plain}
         mine = make(me)
         for root in range(n):
             got = group.broadcast_object(mine if me == root else None, root, **pickles)
             same(got, make(root))
-            assert (got is mine) == (me == root)
+            assert (got is mine) == (me == root or mine is NotImplemented)
             gathered = group.gather_object(mine, root, **pickles)
             if me == root:
                 for rank, value in enumerate(gathered):
@@ -55,6 +60,9 @@ def test_every_operation(n: int, backend: str, make: Any) -> None:
                 assert gathered is None
             part = group.scatter_object([make(rank) for rank in range(n)] if me == root else None, root, **pickles)
             same(part, mine)
+        sending = group.isend_object(mine, (me + 1) % n, **pickles)
+        same(group.recv_object((me - 1) % n, **pickles), make((me - 1) % n))
+        sending.wait()
         everybody = group.all_gather_object(mine, **pickles)
         for rank, value in enumerate(everybody):
             same(value, make(rank))

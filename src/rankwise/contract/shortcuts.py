@@ -28,8 +28,12 @@ def not_available(*call: object) -> Any:
     return None
 
 
+NOT_TAKEN: Any = object()
+"""What a shortcut returns that has done nothing, where None may be the result. No program has this object."""
+
+
 def _not_taken(*call: object) -> Any:
-    return NotImplemented
+    return NOT_TAKEN
 
 
 class Shortcuts:
@@ -38,7 +42,7 @@ class Shortcuts:
     In any other case it does nothing and says so. The caller then takes the general path, which also reports errors.
     Those of this class do nothing; a backend may override them if its communicators have `receives`. An array is
     contiguous and in host memory, and the arrays of a call have one dtype. What says that nothing was done is None
-    where a method returns a Work or what came, NotImplemented where None may be the result, and else False.
+    where a method returns a Work or what came, NOT_TAKEN where None may be the result, and else False.
 
     The end of a name says what the method takes or returns:
     _array: all arrays are given; it returns whether it was done, or a Work. _v_array: likewise, with element counts.
@@ -278,7 +282,7 @@ class Shortcuts:
     """
 
     recv_object_plain: Callable[..., Any] = _not_taken
-    """recv_object_plain(src, tag, timeout, read, constructor): receive an object; NotImplemented, with nothing
+    """recv_object_plain(src, tag, timeout, read, constructor): receive an object; NOT_TAKEN, with nothing
     done, if src or tag is not an int in range, or ANY.
 
     read: read(block, source) decodes the message if it is more than basic types; constructor: as in load_allowed.
@@ -286,7 +290,7 @@ class Shortcuts:
 
     recv_any_plain: Callable[..., Any] = _not_taken
     """recv_any_plain(src, tag, timeout, check, read, constructor): receive whatever comes: (an array's bytes, writable,
-    its source, tag and dtype), or (an object, its source, tag and None); NotImplemented likewise.
+    its source, tag and dtype), or (an object, its source, tag and None); NOT_TAKEN likewise.
 
     check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
     kept for the next receive.
@@ -295,7 +299,7 @@ class Shortcuts:
     broadcast_object_plain: ObjectShortcut | None = None
     """broadcast_object_plain(obj, src, codec, constructor, rest): broadcast an object. None: not available.
 
-    It returns NotImplemented, with nothing done, if it does not support the case. codec.encode(obj) returns the parts
+    It returns NOT_TAKEN, with nothing done, if it does not support the case. codec.encode(obj) returns the parts
     of an object that has other than basic types. If an object does not fit into a block, or load_allowed(block,
     constructor) does not load it, rest(src, codec, first, sent) completes the operation in the same call. It returns
     the object, but None on src, where the result is obj. first(): the encoded object, or its length if the longest does

@@ -19,6 +19,7 @@ from rankwise.contract.communicator import Communicator, complete
 from rankwise.contract.errors import RankwiseError, UnsupportedError, shown
 from rankwise.contract.message import ANY, Receives, no_probe
 from rankwise.contract.operations import Call, divided
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.types import DType
 from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.object_block import PLAIN, TRUSTING, Codec
@@ -122,7 +123,7 @@ class GroupBase:
     def _all_gather_ints(self, values: IntArray) -> IntArray:
         """All ranks' contiguous int64 metadata, of the same shape on each: shape (world_size, *values.shape)."""
         gathered: IntArray = self._shortcuts.all_gather_result(values, None)
-        if gathered is NotImplemented:
+        if gathered is NOT_TAKEN:
             gathered = np.empty((self.world_size, *values.shape), np.int64)
             self._collectives.all_gather(address(values), address(gathered), values.size, DType.I64)
         return gathered

@@ -23,6 +23,7 @@ from rankwise.contract.operations import (
     Call,
     divided,
 )
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
 from rankwise.group.base import GroupBase, array_for_part, check_axis_0, split_counts
@@ -112,7 +113,7 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.all_reduce_array(x, op):
                 return x
-            if not async_op and (number := self._shortcuts.all_reduce_number(x, op)) is not NotImplemented:
+            if not async_op and (number := self._shortcuts.all_reduce_number(x, op)) is not NOT_TAKEN:
                 return number
         elif not async_op and x is not None and self._shortcuts.all_reduce_array(out, op, x):
             return out
@@ -150,7 +151,7 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.broadcast_array(x, src):
                 return x
-            if not async_op and (number := self._shortcuts.broadcast_number(x, src)) is not NotImplemented:
+            if not async_op and (number := self._shortcuts.broadcast_number(x, src)) is not NOT_TAKEN:
                 return number
         elif not async_op and (x is not None or src != self.rank) and self._shortcuts.broadcast_array(out, src, x):
             return out
@@ -200,7 +201,7 @@ class Collectives(GroupBase):
                 return work
             if not async_op and self._shortcuts.reduce_array(x, dst, op):
                 return x if dst == self.rank else None
-            if not async_op and (number := self._shortcuts.reduce_number(x, dst, op)) is not NotImplemented:
+            if not async_op and (number := self._shortcuts.reduce_number(x, dst, op)) is not NOT_TAKEN:
                 return number
         dst = self._rank(dst, "dst")
         is_dst = dst == self.rank
@@ -239,7 +240,7 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_gather_result(self, x, dst, out)):
             return work
-        if not async_op and (gathered := self._shortcuts.gather_result(x, dst, out)) is not NotImplemented:
+        if not async_op and (gathered := self._shortcuts.gather_result(x, dst, out)) is not NOT_TAKEN:
             return gathered
         dst = self._rank(dst, "dst")
         given = source(x)
@@ -267,7 +268,7 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_gather_result(self, x, out)):
             return work
-        if not async_op and (gathered := self._shortcuts.all_gather_result(x, out)) is not NotImplemented:
+        if not async_op and (gathered := self._shortcuts.all_gather_result(x, out)) is not NOT_TAKEN:
             return gathered
         given = source(x)
         result = buffers.result(out, buffers.gathered_shape(self.world_size, given), given)
@@ -303,7 +304,7 @@ class Collectives(GroupBase):
             return work
         if not async_op:
             own_part = self._shortcuts.scatter_rows(x, None, src, out, array_for_part, True)
-            if own_part is not NotImplemented:
+            if own_part is not NOT_TAKEN:
                 return own_part
         return scatter_rows(self, x, None, src, out, async_op)
 
@@ -333,7 +334,7 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_reduce_scatter_result(self, x, op, out)):
             return work
-        if not async_op and (own_part := self._shortcuts.reduce_scatter_result(x, op, out)) is not NotImplemented:
+        if not async_op and (own_part := self._shortcuts.reduce_scatter_result(x, op, out)) is not NOT_TAKEN:
             return own_part
         given = check_axis_0(source(x))
         if ops.is_composed(op):
@@ -375,7 +376,7 @@ class Collectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_to_all_result(self, x, out)):
             return work
-        if not async_op and (exchanged := self._shortcuts.all_to_all_result(x, out)) is not NotImplemented:
+        if not async_op and (exchanged := self._shortcuts.all_to_all_result(x, out)) is not NOT_TAKEN:
             return exchanged
         given = check_axis_0(source(x))
         world = self.world_size

@@ -12,6 +12,7 @@ from rankwise.arrays.numpy import NUMPY
 from rankwise.contract.errors import MismatchError, UnsupportedError
 from rankwise.contract.message import ANY
 from rankwise.contract.public import public
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.types import DTYPE_NAMES, DType
 from rankwise.contract.work import COMPLETE, Work
@@ -92,7 +93,7 @@ class Messages(GroupBase):
         codec = self._codec(allow_pickle)
         if dtype is None:
             message = self._shortcuts.recv_any_plain(src, tag, timeout, dtypes.to_numpy, codec.read, codec.constructor)
-            if message is not NotImplemented:
+            if message is not NOT_TAKEN:
                 data, source, tag, code = message
                 if code is not None:
                     data = array_over(data, dtypes.to_numpy(dtypes.DTYPES[code]))
@@ -233,7 +234,7 @@ class Messages(GroupBase):
             timeout = check_wait(timeout)
         codec = self._codec(allow_pickle)
         message = self._shortcuts.recv_object_plain(check_one_source(src), tag, timeout, codec.read, codec.constructor)
-        if message is NotImplemented:
+        if message is NOT_TAKEN:
             return wait_or_cancel(self._irecv_object(src, tag, codec), timeout)
         return message
 

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rankwise._native import check_plain, is_basic, load_allowed
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.group.plain_types import make, take_apart
 
 # ---- an object as a pickle and its buffers ----
@@ -149,7 +150,7 @@ class Codec:
 
     def read(self, block: Any, rank: int) -> Any:
         """The object of a block that `rank` sent. See decode."""
-        if type(block) is bytes and (obj := load_allowed(block, self.constructor)) is not NotImplemented:
+        if type(block) is bytes and (obj := load_allowed(block, self.constructor)) is not NOT_TAKEN:
             return obj  # short blocks come as bytes, and this loads them fastest
         return decode(*_from_block(block, rank), self.trusted, rank)
 

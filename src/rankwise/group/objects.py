@@ -13,6 +13,7 @@ import numpy as np
 from rankwise.arrays.numpy import address
 from rankwise.contract.communicator import Collectives
 from rankwise.contract.operations import ALL_GATHER_V, ALL_TO_ALL_V, GATHER_V, Call
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.types import DType
 from rankwise.group.base import GroupBase
 from rankwise.group.object_block import TRUSTING, Codec, Parts, aligned, assemble, length_of
@@ -60,7 +61,7 @@ class ObjectCollectives(GroupBase):
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.broadcast_object_plain) is not None:
             received = quick(obj, src, codec, codec.constructor, self._broadcast_rest)
-            if received is not NotImplemented:
+            if received is not NOT_TAKEN:
                 return received
         src = self._rank(src, "src")
 
@@ -113,7 +114,7 @@ class ObjectCollectives(GroupBase):
         """Gather the objects on rank `dst`, or, if that is None, on every rank."""
         if not async_op and (quick := self._shortcuts.gather_object_plain) is not None:
             gathered = quick(obj, dst, codec, codec.constructor, self._gather_rest)
-            if gathered is not NotImplemented:
+            if gathered is not NOT_TAKEN:
                 return gathered
         if dst is not None:
             dst = self._rank(dst, "dst")
@@ -181,7 +182,7 @@ class ObjectCollectives(GroupBase):
         codec = self._codec(allow_pickle)
         if not async_op and (quick := self._shortcuts.scatter_object_plain) is not None:
             received = quick(objs, src, codec, codec.constructor, self._scatter_rest)
-            if received is not NotImplemented:
+            if received is not NOT_TAKEN:
                 return received
         src = self._rank(src, "src")
         given: list[Any] = []

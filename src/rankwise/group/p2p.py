@@ -12,6 +12,7 @@ import numpy as np
 from rankwise.arrays import buffers
 from rankwise.arrays.base import Buffer
 from rankwise.contract.message import ANY, Message
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import COMPLETE, Work
 from rankwise.group.base import GroupBase, check_one_source, check_recv_tag, check_tag, nothing
@@ -164,7 +165,7 @@ class PointToPoint(GroupBase):
         """
         if not async_op and recv_tag is None:
             received = self._shortcuts.sendrecv_result(x, dst, src, tag, out)
-            if received is not NotImplemented:
+            if received is not NOT_TAKEN:
                 return received
         given, to, tag = self._outgoing(x, dst, tag)
         if out is not None:

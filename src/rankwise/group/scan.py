@@ -14,6 +14,7 @@ from rankwise.arrays.buffers import source
 from rankwise.arrays.numpy import address
 from rankwise.arrays.ops import Op
 from rankwise.contract.operations import ALL_GATHER, EXSCAN, REDUCE_SCATTER, SCAN, Call
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
@@ -52,7 +53,7 @@ class Scans(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_scan_result(self, x, op, out)):
             return work
-        if not async_op and (prefix := self._shortcuts.scan_result(x, op, out)) is not NotImplemented:
+        if not async_op and (prefix := self._shortcuts.scan_result(x, op, out)) is not NOT_TAKEN:
             return prefix
         return self._scan(x, op, out, async_op, exclusive=False)
 
@@ -81,7 +82,7 @@ class Scans(GroupBase):
         if self.rank > 0 or op == "sum":  # else rank 0 has another neutral element to write than the engine's, 0
             if async_op and (work := self._shortcuts.start_exscan_result(self, x, op, out)):
                 return work
-            if not async_op and (prefix := self._shortcuts.exscan_result(x, op, out)) is not NotImplemented:
+            if not async_op and (prefix := self._shortcuts.exscan_result(x, op, out)) is not NOT_TAKEN:
                 return prefix
         return self._scan(x, op, out, async_op, exclusive=True)
 

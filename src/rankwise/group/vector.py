@@ -28,6 +28,7 @@ from rankwise.contract.operations import (
     Operation,
     divided,
 )
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.types import DType
 from rankwise.contract.work import Work
 from rankwise.group import composed_ops
@@ -59,7 +60,7 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_gather_rows(self, x, out)):
             return work
-        if not async_op and (gathered := self._shortcuts.all_gather_rows(x, out)) is not NotImplemented:
+        if not async_op and (gathered := self._shortcuts.all_gather_rows(x, out)) is not NOT_TAKEN:
             return gathered
         given = check_axis_0(source(x))
         if out is not None:
@@ -86,7 +87,7 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_gather_rows(self, x, dst, out)):
             return work
-        if not async_op and (gathered := self._shortcuts.gather_rows(x, dst, out)) is not NotImplemented:
+        if not async_op and (gathered := self._shortcuts.gather_rows(x, dst, out)) is not NOT_TAKEN:
             return gathered
         dst = self._rank(dst, "dst")
         given = check_axis_0(source(x))
@@ -149,7 +150,7 @@ class VectorCollectives(GroupBase):
             return work
         if not async_op:
             own_rows = self._shortcuts.scatter_rows(x, counts, src, out, array_for_part, False)
-            if own_rows is not NotImplemented:
+            if own_rows is not NOT_TAKEN:
                 return own_rows
         return scatter_rows(self, x, partial(self._counts, counts), src, out, async_op)
 
@@ -186,7 +187,7 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_reduce_scatter_rows(self, x, counts, op, out)):
             return work
-        if not async_op and (own_rows := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NotImplemented:
+        if not async_op and (own_rows := self._shortcuts.reduce_scatter_rows(x, counts, op, out)) is not NOT_TAKEN:
             return own_rows
         given = check_axis_0(source(x))
         rows = self._counts(counts, given)
@@ -230,7 +231,7 @@ class VectorCollectives(GroupBase):
         """
         if async_op and (work := self._shortcuts.start_all_to_all_rows(self, x, counts, out)):
             return work
-        if not async_op and (exchanged := self._shortcuts.all_to_all_rows(x, counts, out)) is not NotImplemented:
+        if not async_op and (exchanged := self._shortcuts.all_to_all_rows(x, counts, out)) is not NOT_TAKEN:
             return exchanged
         return self._all_to_all_rows(x, counts, out, async_op)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankwise import MismatchError
 from rankwise.contract.message import ANY, late
+from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.frontends.mpi4py.context import Context
 from rankwise.frontends.mpi4py.handles import Handle, Named, new
 from rankwise.frontends.mpi4py.pickling import CODEC, unwrap, wrap
@@ -258,11 +259,11 @@ class Messages(Named[Context]):
         try:
             if status is None:
                 obj = context.shortcuts.recv_object_plain(src, label, None, CODEC.read, None)
-                if obj is not NotImplemented:
+                if obj is not NOT_TAKEN:
                     return unwrap(obj)
             else:
                 described = context.shortcuts.recv_object_with_source(src, label, CODEC.read, None)
-                if described is not NotImplemented:
+                if described is not NOT_TAKEN:
                     obj, message = described
                     status._set(message)
                     return unwrap(obj)
