@@ -319,6 +319,7 @@ template <auto operation, Rules rules> nb::object scan(Comm& c, nb::handle given
     run(c, x.bytes(), described<rules>(x), result.object,
         [=, &c, to = result.memory.data, reduce_op = *named](const CallOptions& options) {
             (c.*operation)(x.data, to, x.count, DType(x.dtype), reduce_op, options);
+            // A group's exscan of rank 0 is that of no numbers; MPI's leaves the buffer as it is.
             if (operation == &Comm::exscan && rules == Rules::Group && c.rank() == 0) std::memset(to, 0, x.bytes());
         });
     return result.done();

@@ -69,10 +69,12 @@ struct Send {
     std::span<const Stretch> stretches{};  // in place of `data`, if it is not contiguous
     // The stretches, one after the other.
     static Send of_object(std::span<const Stretch> stretches, int to, int tag, Mode mode = Mode::Standard) {
-        if (stretches.size() == 1) return {stretches[0].data, stretches[0].bytes, DType::U8, to, tag, mode, true};
-        uint64_t bytes = 0;
-        for (const Stretch& stretch : stretches) bytes += stretch.bytes;
-        return {nullptr, bytes, DType::U8, to, tag, mode, true, stretches};
+        Send made{nullptr, 0, DType::U8, to, tag, mode};
+        made.object = true;
+        for (const Stretch& stretch : stretches) made.count += stretch.bytes;
+        if (stretches.size() == 1) made.data = stretches[0].data;
+        else made.stretches = stretches;
+        return made;
     }
     uint64_t bytes() const { return checked_bytes(count, itemsize(dtype)); }
 };

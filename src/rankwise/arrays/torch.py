@@ -116,6 +116,16 @@ def _increment_version() -> Callable[[torch.Tensor], None]:
     return torch.autograd.graph.increment_version
 
 
+def wraps(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has no memory of its own, as a tensor around another one."""
+    return not tensor.data_ptr() and tensor.numel() > 0
+
+
+def expected_own_memory(tensor: torch.Tensor) -> str:
+    kind = type(tensor).__name__
+    return f"expected a tensor with memory of its own, got a {kind}; pass its local or inner tensor"
+
+
 def buffer_of(tensor: Any, name: str, write: bool) -> Buffer | None:
     """A Buffer for a tensor in host or CUDA memory, without a copy if it is contiguous; None for anything else.
 
@@ -139,11 +149,8 @@ def buffer_of(tensor: Any, name: str, write: bool) -> Buffer | None:
         raise TypeError(f"{name}: tensors of dtype {tensor.dtype} are not supported; expected {EXPECTED}")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
-    if not tensor.data_ptr() and tensor.numel():
-        raise TypeError(
-            f"{name}: expected a tensor with memory of its own, got a {type(tensor).__name__}; pass its local or inner "
-            "tensor"
-        )
+    if wraps(tensor):
+        raise TypeError(f"{name}: {expected_own_memory(tensor)}")
     shape = tuple(tensor.shape)
     device = device_of(tensor)
     kind = TORCH if device is None else TorchCudaKind(tensor.device)

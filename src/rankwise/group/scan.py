@@ -79,7 +79,7 @@ class Scans(GroupBase):
             >>> int(group.exscan(5)) == 5 * group.rank
             True
         """
-        if self.rank > 0 or op == "sum":  # else rank 0 has another neutral element to write than the engine's, 0
+        if self.rank > 0 or op == "sum":  # the engine gives rank 0 the neutral element of a sum alone
             if async_op and (work := self._shortcuts.start_exscan_result(self, x, op, out)):
                 return work
             if not async_op and (prefix := self._shortcuts.exscan_result(x, op, out)) is not NOT_TAKEN:

@@ -159,7 +159,7 @@ def test_calls_with_limits_at_the_same_time(on_ranks: Callable[..., Any]) -> Non
     """After them the group's timeout is in force again."""
 
     def body(rank: int, size: int) -> None:
-        group = dist.group.WORLD
+        group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
         comm, options = group.operations.comm, dist.BarrierOptions()
         usual = comm.timeout
         if rank == 0:
@@ -167,11 +167,13 @@ def test_calls_with_limits_at_the_same_time(on_ranks: Callable[..., Any]) -> Non
             work = group.barrier(options)
             while comm.timeout != 40:
                 time.sleep(0.001)
+            store.set("limited", "")
             options.asyncOp, options.timeout = False, timedelta(seconds=50)
             group.barrier(options)
             work.wait()
         else:
-            time.sleep(0.3)
+            store.wait(["limited"])
+            time.sleep(0.3)  # until the other barrier has begun too
             dist.barrier()
             dist.barrier()
         assert comm.timeout == usual

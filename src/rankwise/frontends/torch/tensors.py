@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp as TorchOp
 
 from rankwise.arrays.base import check_own_memory
-from rankwise.arrays.torch import copy_blocks, dtypes
+from rankwise.arrays.torch import copy_blocks, dtypes, expected_own_memory, wraps
 from rankwise.contract.errors import UnsupportedError
 from rankwise.contract.types import DType, ReduceOp
 
@@ -54,13 +54,8 @@ def is_plain(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.is_neg()
         and not tensor.is_conj()
-        and not _wraps(tensor)
+        and not wraps(tensor)
     )
-
-
-def _wraps(tensor: Tensor) -> bool:
-    """Whether `tensor` has no memory of its own, as a tensor around another one."""
-    return not tensor.data_ptr() and tensor.numel() > 0
 
 
 def check(tensor: Tensor) -> Tensor:
@@ -79,14 +74,12 @@ def check(tensor: Tensor) -> Tensor:
         raise UnsupportedError(
             f"a tensor of layout {tensor.layout}", "rankwise", "", "only all_reduce with SUM takes sparse tensors"
         )
-    if _wraps(tensor):
+    if wraps(tensor):
         from torch.distributed._functional_collectives import AsyncCollectiveTensor  # few programs need it
 
         if isinstance(tensor, AsyncCollectiveTensor):
             return check(tensor.trigger_wait())  # type: ignore[no-untyped-call]
-        raise TypeError(
-            f"expected a tensor with memory of its own, got a {type(tensor).__name__}; pass its local or inner tensor"
-        )
+        raise TypeError(expected_own_memory(tensor))
     return tensor.detach()
 
 
