@@ -74,7 +74,7 @@ STANDARD_LIBRARY_ONLY = {"contract", "system", "meeting"}  # besides what they m
 TOP = {"__init__.py", "__init__.pyi", "initialize.py", "rank_threads.py", "trace.py"}
 # These rooms may use the native functions that move no bytes between ranks: reading an array's address and dtype,
 # copying within a rank, checking pickles, the program's own streams, recognising the engine's Works, creating and
-# reading a job's segment, measuring, ending with the launcher.
+# reading a job's segment, measuring, ending with the launcher, handing XLA what it calls.
 NATIVE_HELPERS = {
     "arrays": {"address", "copy_blocks", "describe"},
     "group": {
@@ -101,7 +101,7 @@ NATIVE_HELPERS = {
         "totals",
     },
     "elastic": {"available_memory"},
-    "frontends": {"Request", "SegmentView", "Work"},
+    "frontends": {"Request", "SegmentView", "Work", "jax_call"},
     "pool": {"FileCopy", "Segment", "end_with", "version"},
     "tools": {"adopt_orphans", "algorithms", "thresholds", "usable_cores"},
 }

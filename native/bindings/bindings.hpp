@@ -25,6 +25,7 @@ void bind_trace(nb::module_& m);
 void bind_totals(nb::module_& m);
 void bind_registered(nb::module_& m);
 void bind_words(nb::module_& m);
+void bind_jax(nb::module_& m);
 
 nb::dict by_rank(const rankwise::RankTexts& texts);  // {rank: text}
 

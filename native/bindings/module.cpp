@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
     bind_totals(m);
     bind_registered(m);
     bind_words(m);
+    bind_jax(m);
 }

@@ -1,4 +1,4 @@
-"""rankwise.jax: results, order, derivatives and errors on several ranks, and how its call is compiled."""
+"""rankwise.jax: results, order, derivatives and errors on several ranks."""
 
 from __future__ import annotations
 
@@ -91,10 +91,8 @@ def test_what_is_pending_at_the_end_is_complete(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_without_a_compiler_the_error_says_so(tmp_path: Path) -> None:
+def test_it_needs_no_compiler(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(IMPORTS + "rw.init()\ntry: all_reduce(1.0)\nexcept RuntimeError as error: print(error)\n")
+    program.write_text(IMPORTS + "rw.init()\nprint(all_reduce(1.0))\n")
     done = run(1, str(program), CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
-    assert "no C++ compiler 'no-such-compiler'" in done.stdout, done.stderr
-    assert "apt install g++" in done.stdout
-    assert list(tmp_path.rglob("*.so")) == []
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr

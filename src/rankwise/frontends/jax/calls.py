@@ -7,40 +7,31 @@ and all ranks make theirs in one order.
 from __future__ import annotations
 
 import atexit
-import ctypes
-import os
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache, partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from rankwise import Group
+from rankwise._native import jax_call
 from rankwise.arrays import dtypes
 from rankwise.arrays.ops import Op, is_composed, resolve
 from rankwise.contract.operations import check_rank
 from rankwise.contract.types import DType, ReduceOp
 from rankwise.group.default_group import default_group
 from rankwise.group.group import RENEWALS
-from rankwise.system.library import get_include, get_library
 
 
 class What(IntEnum):
-    """The operations, by their numbers in calls.cpp."""
+    """The operations, by their numbers in native/bindings/jax.cpp."""
 
     BARRIER = 0
     BROADCAST = 1
@@ -78,6 +69,9 @@ EFFECTS = {ORDERED, _effect_of_print(ordered=False)}
 """The second is not ordered: without such a one, JAX calls the result of lower().compile() without its token."""
 _TOKEN = jax.make_jaxpr(jax.lax.create_token)().out_avals[0]
 
+_TARGET = "rankwise_call"
+"""The name of `jax_call` in XLA."""
+
 _call = Primitive("rankwise")
 _call.multiple_results = True
 _call.def_impl(partial(xla.apply_primitive, _call))
@@ -92,7 +86,7 @@ def bind(call: Call, *operands: Any) -> list[Any]:
 
 @lru_cache(1)
 def _prepare() -> None:
-    _register()
+    jax.ffi.register_ffi_target(_TARGET, jax_call, platform="cpu")
     RENEWALS.append(jax.clear_caches)  # compiled functions have the numbers of the default group
     atexit.register(jax.effects_barrier)  # before the groups are closed
 
@@ -134,10 +128,15 @@ def _lowering(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
         result_layouts=_layouts(inner.avals_out),
     )
     file, line, function = call.site
-    numbers = {"what": call.what, "handle": call.group.handle, "op": call.op, "peer": call.peer}
-    numbers |= {"source": call.source, "tag": call.tag, "line": line}
-    attributes = {name: np.int64(number) for name, number in numbers.items()}
-    *results, token = rule(inner, *operands, token, **attributes, file=file, function=function)
+    dtype = count = size = 0
+    if operands:
+        x = ctx.avals_in[0]
+        parts = call.group.world_size if call.what in (What.REDUCE_SCATTER, What.ALL_TO_ALL) else 1
+        dtype, count, size = _dtype(x), x.size // parts, x.size * x.dtype.itemsize
+    numbers = np.array(
+        [call.what, call.group.handle, call.op, dtype, count, size, call.peer, call.source, call.tag, line], np.int64
+    )
+    *results, token = rule(inner, *operands, token, file=file, function=function, numbers=numbers)
     ctx.set_tokens_out(mlir.TokenSet({ORDERED: token}))
     return list(results)
 
@@ -206,53 +205,6 @@ def _mapped(operands: Sequence[Any], dims: Sequence[int], *, call: Call) -> tupl
 
 
 batching.primitive_batchers[_call] = _mapped
-
-
-# ---- the function that XLA calls: compiled once against the installed headers, and kept in the cache ----
-
-_SOURCE = Path(__file__).with_name("calls.cpp")
-_TARGET = "rankwise_call"
-"""Its name in XLA."""
-
-
-@lru_cache(1)
-def _register() -> None:
-    """Make the name known to XLA.
-
-    Raises RuntimeError if there is no C++ compiler, or if it fails.
-    """
-    function = ctypes.CDLL(str(_compiled())).rankwise_jax_call
-    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(function), platform="cpu")
-
-
-def _compiled() -> Path:
-    """The library, which is compiled if this combination of versions has none yet."""
-    headers, engine = jax.ffi.include_dir(), Path(get_library())
-    parts = (_SOURCE.read_text(), jaxlib.__version__, headers, str(engine), str(engine.stat().st_mtime_ns))
-    name = f"jax-{sha256(repr(parts).encode()).hexdigest()[:16]}.so"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankwise"
-    if (folder / name).exists():
-        return folder / name
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    if shutil.which(compiler[0]) is None:
-        raise RuntimeError(
-            f"rankwise.jax: no C++ compiler {compiler[0]!r}, which compiles its call for jaxlib {jaxlib.__version__} "
-            "once; install one (apt install g++), or name it in CXX"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as own:  # several ranks may compile it at once
-        made = Path(own, name)
-        flags = ["-std=c++17", "-O2", "-w", "-shared", "-fPIC"]
-        link = [f"-I{headers}", f"-I{get_include()}", str(engine), f"-Wl,-rpath,{engine.parent}"]
-        command = [*compiler, *flags, str(_SOURCE), *link, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(
-                f"rankwise.jax: its call cannot be compiled for jaxlib {jaxlib.__version__}: "
-                f"{shlex.join(command)}\n{done.stderr[-2000:]}"
-            )
-        os.replace(made, folder / name)
-    return folder / name
 
 
 # ---- the collectives for functions that JAX compiles: their arguments are checked, and become a Call ----
