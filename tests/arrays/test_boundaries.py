@@ -131,3 +131,11 @@ def test_numpy_result_that_overlaps() -> None:
             group.all_gather(x[0], out=x[:1])
 
     run_ranks(ranks, 1, backend="solo")
+
+
+def test_no_elements_share_no_memory() -> None:
+    def ranks(group: rw.Group) -> None:
+        x = np.zeros((0, 3), ">f8")[::2]
+        assert group.all_reduce(x) is x
+
+    run_ranks(ranks, 1, backend="solo")

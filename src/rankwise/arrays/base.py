@@ -138,7 +138,7 @@ def check_own_memory(name: str, shape: Shape, strides: Sequence[int], size: int,
 
     size: of an element, in the unit of the strides. copied: the method that makes an array without such elements.
     """
-    if _elements_meet(shape, strides, size):
+    if 0 not in shape and _elements_meet(shape, strides, size):
         raise ValueError(
             f"{name}: expected elements with memory of their own, as the operation writes them, but some elements of "
             f"this array of shape {shape} and strides {tuple(strides)} share memory; pass a copy, as {name}.{copied}() "
