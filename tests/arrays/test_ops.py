@@ -50,9 +50,12 @@ def test_names_in_other_cases_and_the_objects_of_other_libraries() -> None:
     assert found == {"SUM": "SUM", "Prod": "PROD", "MAX": "MAX", "BAND": "BAND"}
     assert ops.is_composed("MAXLOC")  # type: ignore[arg-type]
     theirs = torch.distributed.ReduceOp
-    for op, name in ((theirs.SUM, "SUM"), (theirs.AVG, "MEAN"), (theirs.PRODUCT, "PROD"), (theirs.BXOR, "BXOR")):
+    pairs = ((theirs.SUM, "SUM"), (theirs.AVG, "MEAN"), (theirs.PRODUCT, "PROD"), (theirs.BXOR, "BXOR"))
+    for op, name in (*pairs, (theirs(theirs.MAX), "MAX")):
         assert not ops.is_composed(op)
         assert ops.resolve(op, DType.F32 if name == "MEAN" else DType.I32).name == name
+    with pytest.raises(ValueError, match=r"^op='PREMUL_SUM': expected one of sum,"):
+        ops.resolve(torch.distributed._make_nccl_premul_sum(2.0), DType.F32)
 
 
 class MpiOp:

@@ -29,9 +29,11 @@ def is_composed(op: Op | Located) -> bool:
 def _foreign(op: object) -> str | None:
     """The name of an operation of torch.distributed or mpi4py, None for anything else."""
     kind = type(op).__module__
-    if kind.startswith("torch.") and hasattr(op, "name"):
-        return str(op.name).lower()
-    return str(op.name).removeprefix("MPI_").lower() if kind == "mpi4py.MPI" and hasattr(op, "name") else None
+    if kind.startswith("torch."):
+        op = getattr(op, "op", op)  # an object of torch's ReduceOp holds the operation
+    elif kind != "mpi4py.MPI":
+        return None
+    return str(op.name).removeprefix("MPI_") if hasattr(op, "name") else None
 
 
 NAMES: dict[str, ReduceOp] = {
@@ -61,21 +63,20 @@ def resolve(op: Op | Located, dtype: DType) -> ReduceOp:
     """
     if type(op) is str and (pair := PAIRS.get((op, dtype))) is not None:
         return pair[1]
-    name = op.lower() if isinstance(op, str) else _foreign(op)
+    name = op if isinstance(op, str) else _foreign(op)
     if isinstance(op, ReduceOp):
         resolved: ReduceOp | None = op
     elif name is not None:
-        resolved = NAMES.get(name)
+        resolved = NAMES.get(name.lower())
     else:
         expected = "a name such as 'sum' or a ReduceOp"
         if is_composed(op):
             raise TypeError(f"op={op!r}: expected {expected}; this operation takes no other")
         raise TypeError(f"op={op!r}: expected {expected}, got {type(op).__name__}")
     if resolved is None:
-        assert name is not None
-        if isinstance(op, str) and name in LOCATING:
+        if isinstance(op, str) and op.lower() in LOCATING:
             raise ValueError(f"op={op!r}: it is for all_reduce and reduce")
-        raise ValueError(f"op={op!r}: expected one of {', '.join(NAMES)}")
+        raise ValueError(f"op={name!r}: expected one of {', '.join(NAMES)}")
     why = resolved.refused_for(dtype)
     if why is not None:
         raise TypeError(f"op={resolved.name.lower()!r} on {DTYPE_NAMES[dtype]}: {why}")
