@@ -238,6 +238,19 @@ def test_where_no_timeline_can_be_written_the_report_is_printed(
     assert (tmp_path / "t.html").exists()
 
 
+@pytest.mark.parametrize("words", [("-o", "t.json"), ("--html", "./t.json"), ("-o", "t", "--html", "t")])
+def test_no_output_replaces_the_trace_or_the_other_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Trace(["program"], 0, 0, None, [], []).write(Path("t.json"))
+    done = in_process.rankwise(capfd, "trace", "t.json", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rankwise trace: error: expected FILE, -o and --html to be different files")
+    assert os.listdir() == ["t.json"]
+    Trace.read(Path("t.json"))
+
+
 # ---- the arithmetic, on traces made up ----
 
 

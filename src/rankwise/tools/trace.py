@@ -63,6 +63,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     file: Path = options.file
     output: Path = options.output or file.with_name(f"{file.stem}.perfetto.json")
+    places = [path.resolve() for path in (file, output, options.html) if path is not None]
+    if len(set(places)) < len(places):
+        parser.error("expected FILE, -o and --html to be different files")
     try:
         trace = Trace.read(file)
     except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -190,11 +191,13 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     options.operations = options.operations or list(usual)
     if options.started and (options.algorithms or any(CASES[name].kind != "collective" for name in options.operations)):
         parser.error("argument --async: only with collectives, and not with --algorithms")
+    if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"argument --plot: expected a file ending in .png, .svg or .pdf, got {str(options.plot)!r}")
     if options.plot is not None and find_spec("matplotlib") is None:
         parser.error("argument --plot: it needs matplotlib: pip install 'rankwise[bench]'")
     for name, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            parser.error(f"argument {name}: there is no folder {path.parent}")
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            parser.error(f"argument {name}: expected a file in a folder that can be written to, got {str(path)!r}")
 
 
 def run(options: argparse.Namespace, words: Sequence[str]) -> int:
