@@ -3,6 +3,7 @@
 #include <exception>
 #include <numeric>
 
+#include "base/mix.hpp"
 #include "call_guard.hpp"
 
 namespace rankwise {

@@ -62,7 +62,7 @@ public:
                                               bool filled = false);
     const std::shared_ptr<BufferCache>& buffers() const { return buffers_; }
     // Whether `bytes` from `p` on lie in the segment.
-    bool in_segment(const void* p, size_t bytes) const { return segment_->contains(p, bytes); }
+    bool in_segment(const void* p, size_t bytes) const { return segment_->contains_data(p, bytes); }
     const std::shared_ptr<Segment>& segment() const { return segment_; }
 
     // The operations of the contract. They throw BadArgument before anything is sent, else what FailureReporter throws.

@@ -11,12 +11,13 @@ namespace {
 
 struct SharedHeader {
     std::atomic<uint64_t> number;     // unique in the job; 0 once nobody may take the block any more
+    std::atomic<uint64_t> data;       // its offset; 0 once it is freed
     std::atomic<uint32_t> holders[];  // for each rank of the job: the number of the process that holds it + 1, or 0
 };
 constexpr uint32_t kThread = UINT32_MAX;  // held by a rank that is a thread: its views may outlive it
 
 size_t header_bytes(const Segment& segment) {
-    return round_up(sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t), page_bytes());
+    return sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t);
 }
 
 enum class Held { ByNone, ByLost, ByLiving };
@@ -29,7 +30,7 @@ Held held(const Segment& segment, const SharedHeader& header) {
     return most;
 }
 
-// Frees a block that the caller visits, if nobody holds it; of several that find it so, one frees it (Heap::release).
+// Frees a block whose header the caller visits, if nobody holds it; of several that find it so, one frees it.
 // Sequentially consistent: whoever takes the block stores its word before it sees that the block still has its number,
 // so the word is seen here after the number is gone.
 Held free_if_unheld(const Segment& segment, uint64_t offset) {
@@ -37,7 +38,10 @@ Held free_if_unheld(const Segment& segment, uint64_t offset) {
     if (const Held before = held(segment, header); before != Held::ByNone) return before;
     header.number.store(0);
     const Held now = held(segment, header);
-    if (now == Held::ByNone) segment.heap().release(offset);
+    if (const uint64_t data = now == Held::ByNone ? header.data.exchange(0) : 0) {
+        segment.heap().release(data);
+        segment.heap().release(offset);
+    }
     return now;
 }
 
@@ -59,29 +63,37 @@ SharedBlock::~SharedBlock() {
     if (left == Held::ByLost) free_lost_buffers(segment());
 }
 
-size_t SharedBlock::whole_bytes() const { return header_bytes(segment()) + std::min<size_t>(bytes_, PTRDIFF_MAX); }
-
-uint64_t SharedBlock::offset() const { return ticket_.first + header_bytes(segment()); }
-
 uint32_t SharedBlock::own_word() const { return segment().heap().has_owner() ? holder_.process + 1 : kThread; }
 
-SharedBlock::Ticket SharedBlock::made(bool filled) const {
-    const uint64_t offset = buffers_->reserve(whole_bytes(), filled ? header_bytes(segment()) : whole_bytes());
+SharedBlock::Ticket SharedBlock::made(bool filled) {
+    const Heap& heap = segment().heap();
+    const size_t bytes = std::max<size_t>(bytes_, 1);
+    offset_ = buffers_->reserve(bytes, filled ? 1 : bytes);
+    uint64_t offset;
+    try {
+        offset = heap.reserve(Area::Control, header_bytes(segment()), header_bytes(segment()));
+    } catch (...) {
+        heap.release(offset_);
+        throw;
+    }
     SharedHeader& header = *segment().at<SharedHeader>(offset);
+    header.data = offset_;
     // A block that is later in the same place has another number, because it has been made later.
     header.number = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
     header.holders[holder_.world_rank] = own_word();
-    segment().heap().publish(offset, BlockKind::Shared);
+    heap.publish(offset_, BlockKind::SharedData);
+    heap.publish(offset, BlockKind::Shared);
     return {offset, header.number};
 }
 
-bool SharedBlock::hold() const {
+bool SharedBlock::hold() {
     const Heap& heap = segment().heap();
     const uint64_t place = ticket_.first, number = ticket_.second;
     bool taken = false;
     heap.visit_block(place, BlockKind::Shared, [&](uint64_t offset) {
         SharedHeader& header = *segment().at<SharedHeader>(offset);
-        if (header.number.load() != number || heap.room(offset, BlockKind::Shared) < whole_bytes()) return;
+        offset_ = header.data.load();
+        if (header.number.load() != number || heap.room(offset_, BlockKind::SharedData) < bytes_) return;
         std::atomic<uint32_t>& mine = header.holders[holder_.world_rank];
         mine.store(own_word());
         taken = header.number.load() == number;

@@ -1,8 +1,8 @@
 // A block of the segment that several ranks hold: the memory of an array that the ranks of a host share.
 //
-// One rank makes the block and sends its ticket to the others, which take it. Before the data, the block has a word for
-// each rank, which says whether that rank's process holds it. Whoever lets go of it last frees it. A process that ended
-// while it held the block is found by the next one that lets go, or that frees lost buffers.
+// One rank makes the block and sends its ticket to the others, which take it. Apart from the data there is a header
+// with a word for each rank, which says whether that rank's process holds the block. Whoever lets go of it last frees
+// it. A process that ended while it held the block is found by the next one that lets go, or that frees lost buffers.
 #pragma once
 #include <memory>
 #include <optional>
@@ -17,7 +17,7 @@ namespace rankwise {
 // closed. A rank makes or takes a block only once.
 class SharedBlock {
 public:
-    using Ticket = std::pair<uint64_t, uint64_t>;  // the block's offset in the segment, and its number
+    using Ticket = std::pair<uint64_t, uint64_t>;  // the offset of its header, and its number
 
     // Makes a block, zeroed, or takes the one of this ticket, which has so many bytes too. filled: see
     // Comm::shared_block. Throws OutOfMemory, and Error if the others have let go of the block.
@@ -26,20 +26,20 @@ public:
     ~SharedBlock();
     SharedBlock(const SharedBlock&) = delete;
     const Ticket& ticket() const { return ticket_; }
-    uint64_t offset() const;  // of the data, which begins with a page
-    uint8_t* data() const { return segment().at(offset()); }
+    uint64_t offset() const { return offset_; }  // of the data, which begins with a page
+    uint8_t* data() const { return segment().at(offset_); }
     size_t bytes() const { return bytes_; }
 
 private:
     Segment& segment() const { return buffers_->segment(); }
     uint32_t own_word() const;
-    size_t whole_bytes() const;
-    Ticket made(bool filled) const;
-    bool hold() const;
+    Ticket made(bool filled);
+    bool hold();
 
     const std::shared_ptr<BufferCache> buffers_;
     const Member holder_;
     const size_t bytes_;
+    uint64_t offset_ = 0;
     const Ticket ticket_;
     const ForkMark fork_;  // a forked child holds nothing
 };

@@ -1,10 +1,12 @@
 // Tests that the heap of the shared segment stays right, whoever dies or stops in it at whatever moment.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -32,6 +34,7 @@ struct SmallHeap {
         munmap(base, kBytes);
         close(fd);
     }
+    size_t room(Area area) const { return heap.memory_of(area).bytes; }
     uint8_t* map() const {
         CHECK(ftruncate(fd, kBytes) == 0);
         return static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -45,7 +48,7 @@ bool all_are(const uint8_t* bytes, size_t count, uint8_t value) {
 void blocks_take_the_first_room() {
     SmallHeap small;
     const Heap& heap = small.heap;
-    const uint64_t a = heap.allocate(1, BlockKind::Buffer), b = heap.allocate(3 * kUnit, BlockKind::Text),
+    const uint64_t a = heap.allocate(1, BlockKind::Buffer), b = heap.allocate(3 * kUnit, BlockKind::SharedData),
                    c = heap.allocate(kUnit + 1, BlockKind::Buffer);
     CHECK(a < b && b < c && b - a == kUnit && c - b == 3 * kUnit);
     std::memset(small.base + b, 7, 3 * kUnit);
@@ -60,11 +63,12 @@ void blocks_take_the_first_room() {
 void a_heap_has_an_end() {
     SmallHeap small;
     const Heap& heap = small.heap;
-    const uint64_t all = heap.allocate(small.header.units * kUnit, BlockKind::Buffer);
+    const uint64_t all = heap.allocate(small.room(Area::Data), BlockKind::Buffer);
     CHECK_EQ(thrown([&] { heap.allocate(1, BlockKind::Buffer); }), "OutOfMemory");
     heap.release(all);
     std::vector<uint64_t> units;
-    for (uint32_t i = 0; i < small.header.units; ++i) units.push_back(heap.allocate(1, BlockKind::Buffer));
+    for (size_t all = 0; all < small.room(Area::Data); all += kUnit)
+        units.push_back(heap.allocate(1, BlockKind::Buffer));
     for (const size_t huge : {kUnit << 32, SIZE_MAX})  // whose number of units does not fit in 32 bits
         CHECK_EQ(thrown([&] { heap.allocate(huge, BlockKind::Buffer); }), "OutOfMemory");
     CHECK_EQ(heap.allocated_blocks(), units.size());
@@ -79,18 +83,18 @@ void a_visited_block_is_not_freed() {
     const Heap& heap = small.heap;
     const uint64_t block = heap.allocate(100, BlockKind::GroupSegment);
     heap.allocate(100, BlockKind::Text);
-    const uint64_t unpublished = heap.reserve(100, 100);
+    const uint64_t unpublished = heap.reserve(Area::Control, 100, 100);
     small.base[block] = 1;
     int visits = 0;
     heap.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         CHECK_EQ(offset, block);
         heap.visit(BlockKind::GroupSegment, [&](uint64_t) { heap.release(block); });
-        CHECK(heap.allocate(100, BlockKind::Buffer) != block);
+        CHECK(heap.allocate(100, BlockKind::Text) != block);
         CHECK_EQ(small.base[block], 1);
         ++visits;
     });
     CHECK_EQ(visits, 1);
-    CHECK_EQ(heap.allocate(100, BlockKind::Buffer), block);
+    CHECK_EQ(heap.allocate(100, BlockKind::Text), block);
     CHECK_EQ(small.base[block], 0);
     heap.release(unpublished);
 }
@@ -122,7 +126,7 @@ void kept_memory_is_used_again() {
 
     CHECK_EQ(make(2 * kUnit), block);
     heap.keep(block);
-    heap.allocate((small.header.units - small.header.used) * kUnit, BlockKind::Text);
+    heap.allocate(small.room(Area::Control) - small.header.used[size_t(Area::Control)] * kUnit, BlockKind::Text);
     CHECK_EQ(heap.allocate(2 * kUnit, BlockKind::Text), block);
     CHECK(all_are(small.base + block, 2 * kUnit, 0), "memory that was kept is zeroed");
 }
@@ -133,13 +137,13 @@ void not_all_is_kept() {
     const Heap& heap = segment->heap();
     constexpr size_t kBytes = kKeptGroupMemory / 4;
     std::vector<uint64_t> blocks;
-    for (int i = 0; i < 6; ++i) blocks.push_back(heap.reserve(kBytes, kUnit));
+    for (int i = 0; i < 6; ++i) blocks.push_back(heap.reserve(Area::Control, kBytes, kUnit));
     for (const uint64_t block : blocks) {
         heap.publish(block, BlockKind::GroupSegment);
         *segment->at(block) = 7;
     }
     for (const uint64_t block : blocks) heap.keep(block);
-    CHECK_EQ(heap.reserve(2 * kBytes, kUnit), blocks[4]);
+    CHECK_EQ(heap.reserve(Area::Control, 2 * kBytes, kUnit), blocks[4]);
     for (int i = 0; i < 4; ++i) CHECK_EQ(heap.reserve_kept(kBytes, kUnit), blocks[size_t(i)]);
 }
 
@@ -163,7 +167,7 @@ void what_cannot_be_zeroed_is_not_free() {
 void what_was_overwritten_is_no_block() {
     SmallHeap small;
     const Heap& heap = small.heap;
-    const uint64_t block = heap.allocate(2 * kUnit, BlockKind::Text), next = heap.allocate(1, BlockKind::Buffer);
+    const uint64_t block = heap.allocate(2 * kUnit, BlockKind::Text), next = heap.allocate(1, BlockKind::Channel);
     CHECK_EQ(heap.room(block, BlockKind::Text), 2 * kUnit);
     CHECK_EQ(heap.room(block, BlockKind::Channel), 0u);
     for (uint64_t offset :
@@ -176,6 +180,19 @@ void what_was_overwritten_is_no_block() {
     }
 }
 
+// Neither the rank that has made the segment nor one that has attached it can write beyond the memory of arrays.
+void the_memory_of_arrays_lies_apart() {
+    const auto made = Segment::create(1), attached = Segment::attach(made->fd());
+    const int zeros = open("/dev/zero", O_RDONLY);
+    for (const auto& segment : {made, attached}) {
+        const auto [begin, bytes] = segment->heap().memory_of(Area::Data);
+        const auto can_write = [&](uint64_t at) { return read(zeros, segment->at(at), 1) == 1 || errno != EFAULT; };
+        CHECK(can_write(begin) && can_write(begin + bytes - 1));
+        CHECK(!can_write(begin - 1) && !can_write(begin + bytes));
+    }
+    close(zeros);
+}
+
 // Allocates and frees, or keeps, until `done`: what others allocate meanwhile is another block's, and what is visited
 // is not freed.
 void allocate_and_free(const Segment& segment, unsigned seed, const std::function<bool()>& done, bool visits = false) {
@@ -184,22 +201,25 @@ void allocate_and_free(const Segment& segment, unsigned seed, const std::functio
         uint64_t offset;
         size_t bytes;
         uint8_t value;
+        BlockKind kind;
     };
     std::vector<Mine> blocks;
     const auto release = [&] {
         const Mine block = blocks.back();
         blocks.pop_back();
         CHECK(all_are(segment.at(block.offset), block.bytes, block.value), "another block was written over it");
-        if (random() % 2) segment.heap().release(block.offset);
+        if (block.kind == BlockKind::Buffer || random() % 2) segment.heap().release(block.offset);
         else segment.heap().keep(block.offset);
     };
     while (!done()) {
         if (blocks.size() < 20 && random() % 2) {
             const size_t bytes = 1 + random() % (4 * kUnit);
-            const uint64_t offset =
-                random() % 2 ? segment.heap().reserve(bytes, bytes) : segment.heap().reserve_kept(bytes, bytes);
-            segment.heap().publish(offset, BlockKind::Buffer);
-            blocks.push_back({offset, bytes, uint8_t(1 + random() % 255)});
+            const BlockKind kind = random() % 2 ? BlockKind::Buffer : BlockKind::Channel;
+            const uint64_t offset = kind == BlockKind::Channel && random() % 2
+                                        ? segment.heap().reserve_kept(bytes, bytes)
+                                        : segment.heap().reserve(area_of(kind), bytes, bytes);
+            segment.heap().publish(offset, kind);
+            blocks.push_back({offset, bytes, uint8_t(1 + random() % 255), kind});
             CHECK(all_are(segment.at(blocks.back().offset), bytes, 0), "new memory is not zeroed");
             std::memset(segment.at(blocks.back().offset), blocks.back().value, bytes);
         } else if (!blocks.empty()) {
@@ -207,12 +227,13 @@ void allocate_and_free(const Segment& segment, unsigned seed, const std::functio
             release();
         }
         if (!visits) continue;
-        segment.heap().visit(BlockKind::Buffer, [&](uint64_t offset) {
-            const std::atomic_ref byte(*segment.at(offset));
-            const uint8_t before = byte.load();
-            usleep(random() % 50);
-            CHECK(!before || byte.load() == before, "a visited block was freed");
-        });
+        for (const BlockKind kind : {BlockKind::Buffer, BlockKind::Channel})
+            segment.heap().visit(kind, [&](uint64_t offset) {
+                const std::atomic_ref byte(*segment.at(offset));
+                const uint8_t before = byte.load();
+                usleep(random() % 50);
+                CHECK(!before || byte.load() == before, "a visited block was freed");
+            });
     }
     while (!blocks.empty()) release();
 }
@@ -253,15 +274,21 @@ void stops_and_kills(unsigned seed) {
               "seed " << seed << ": a process ended with status " << status);
     }
     for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
-    segment->heap().free_lost_buffers();
-    CHECK_EQ(segment->heap().allocated_blocks(), 1u);  // the group of all ranks
-    const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
-    const size_t used = (world.bytes + kUnit - 1) / kUnit;
-    const uint64_t block =  // so large that what is kept has to be freed
-        segment->heap().reserve((segment->header().heap.units - used) * kUnit, 100 * kUnit);
-    CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
-    CHECK(world.nranks == 2 && block == segment->header().world_group + used * kUnit,
-          "seed " << seed << ": something was not freed");
+    const Heap& heap = segment->heap();
+    heap.free_lost_buffers();
+    heap.visit(BlockKind::Channel, [&](uint64_t offset) { heap.release(offset); });
+    CHECK_EQ(heap.allocated_blocks(), 1u);  // the group of all ranks
+    const uint64_t group = segment->header().world_group;
+    const GroupSegment& world = *segment->at<GroupSegment>(group);
+    const uint64_t free[] = {group + round_up(world.bytes, kUnit), heap.memory_of(Area::Data).begin};  // of each area
+    for (const Area area : kAreas) {
+        const Heap::Stretch& all = heap.memory_of(area);
+        const uint64_t begin = free[size_t(area)],  // so large that what is kept has to be freed
+            block = heap.reserve(area, all.begin + all.bytes - begin, 100 * kUnit);
+        CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");
+        CHECK(block == begin, "seed " << seed << ": something was not freed");
+    }
+    CHECK_EQ(world.nranks, 2);
 }
 
 }  // namespace
@@ -279,6 +306,7 @@ int main() {
     not_all_is_kept();
     what_cannot_be_zeroed_is_not_free();
     what_was_overwritten_is_no_block();
+    the_memory_of_arrays_lies_apart();
     threads_share_it(first);
     return check::result();
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -338,96 +337,6 @@ def fork(rank: Rank, group: rw.Group, state: str, way: str) -> None:
     rank.report("goes on")
 
 
-PATTERN = 0x5A17C0DE5A17C0DE  # each word of the data of `overwritten`: what is no data has other values
-
-
-def overwritten(rank: Rank, group: rw.Group, victim: int, seconds: float, pauses: float, writes: str) -> None:
-    """Every operation, on data whose results are checked, while one rank overwrites words of the shared memory."""
-    log = Path(writes)
-    group.sendrecv(np.full(30_000, PATTERN), (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size)
-    if group.rank == victim:
-        threading.Thread(target=overwrite, args=(rank, pauses, log), daemon=True).start()
-    sizes = (1, 11, 1_000, 30_000, 150_000)
-    arrays = {size: (np.empty(size, np.uint64), group.empty(size, np.uint64)) for size in sizes}
-    end = time.monotonic() + seconds
-    try:
-        while group.all_reduce(int(time.monotonic() < end), "min"):
-            for _ in range(5):
-                size, which = rank.common.choice(sizes), rank.common.randrange(2)
-                peer, x = (group.rank + 1) % group.world_size, arrays[size][which]
-                x[:] = PATTERN
-                match rank.common.randrange(7):
-                    case 0:
-                        found = group.all_reduce(x, "band")
-                    case 1:
-                        found = group.broadcast(x, rank.common.randrange(group.world_size))
-                    case 2:
-                        found = group.all_gather(x)
-                    case 3:
-                        found = group.reduce_scatter(x, "bor")
-                    case 4:
-                        found = group.all_to_all(x)
-                    case 5:
-                        sending = group.isend(x, peer)
-                        found = group.recv_any((group.rank - 1) % group.world_size)[0]
-                        sending.wait()
-                    case _:
-                        found = group.sendrecv(x, peer, (group.rank - 1) % group.world_size)
-                check_pattern(np.asarray(found), log)
-    except (ValueError, MemoryError) as error:  # a message's header says what its receive does not expect
-        raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-
-def check_pattern(found: np.ndarray[Any, Any], log: Path) -> None:
-    """A result is right, but for words that were data when they were overwritten, perhaps reduced since."""
-    wrong = set(found[found != PATTERN].ravel().tolist())
-    if wrong:
-        words = {int(word) for word in log.read_text().split()}
-        excused = {value for word in words for value in (word, word & PATTERN, word | PATTERN)}
-        assert wrong <= excused, f"wrong results: {sorted(map(hex, wrong))[:5]}"
-
-
-def overwrite(rank: Rank, pauses: float, log: Path) -> None:
-    """Change words of the segment without end, in a few pages that hold something other than data."""
-    with open("/proc/self/maps") as maps:
-        base = next(int(line.split("-")[0], 16) for line in maps if "/memfd:rankwise " in line)
-    segment = next(int(fd) for fd in os.listdir("/proc/self/fd") if is_segment(fd))
-    aims = rank.own.sample(pages(segment), 3)
-    with open(log, "a") as words:
-        while True:
-            time.sleep(rank.own.uniform(0, pauses))
-            offset = rank.own.choice(aims)
-            page = np.frombuffer(os.pread(segment, 4096, offset), np.uint64)
-            used = np.flatnonzero((page != 0) & (page != PATTERN)).tolist()
-            for _ in range(rank.own.choice((1, 1, 8, 64))):
-                at = rank.own.choice(used) if used and rank.own.random() < 0.8 else rank.own.randrange(page.size)
-                word = ctypes.c_uint64.from_address(base + offset + 8 * at)
-                changed = rank.own.choice((word.value ^ 1 << rank.own.randrange(64), rank.own.getrandbits(64), 0))
-                if word.value != PATTERN:
-                    print(changed, file=words, flush=True)  # before it can be found
-                    word.value = changed
-
-
-def is_segment(fd: str) -> bool:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:rankwise ")
-    except FileNotFoundError:
-        return False
-
-
-def pages(segment: int) -> list[int]:
-    """The offsets of the pages that have memory and hold something other than data."""
-    found, at = list[int](), 0
-    with suppress(OSError):  # there is none after the last
-        while True:
-            at = os.lseek(segment, at, os.SEEK_DATA)
-            end = os.lseek(segment, at, os.SEEK_HOLE)
-            words = np.frombuffer(os.pread(segment, end - at, at), np.uint64).reshape(-1, 512)
-            found += (at + 4096 * np.flatnonzero(((words != 0) & (words != PATTERN)).any(axis=1))).tolist()
-            at = end
-    return found
-
-
 PLACES: dict[str, Callable[..., object]] = {
     place.__name__: place
     for place in (
@@ -447,7 +356,6 @@ PLACES: dict[str, Callable[..., object]] = {
         leave_pending,
         fork,
         going_on,
-        overwritten,
     )
 }
 

@@ -40,11 +40,11 @@ uint64_t BufferCache::acquire(size_t bytes, Contents contents) {
 
 uint64_t BufferCache::reserve(size_t bytes, size_t committed) {
     try {
-        return segment_->heap().reserve(bytes, committed);
+        return segment_->heap().reserve(Area::Data, bytes, committed);
     } catch (const OutOfMemory&) {
         if (fork_.is_child() || !drop_until(0)) throw;
     }
-    return segment_->heap().reserve(bytes, committed);
+    return segment_->heap().reserve(Area::Data, bytes, committed);
 }
 
 void BufferCache::give_back(uint64_t offset, size_t bytes) {

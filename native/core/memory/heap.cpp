@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +21,7 @@ namespace {
 
 // Of address space, a multiple of every page; a block has pages only for the bytes that it needs.
 constexpr size_t kUnit = 64 << 10;
+constexpr uint32_t kGap = 1;   // units behind each area, which nobody can access
 constexpr int kRankBits = 10;  // the low bits of an owner
 static_assert(kMaxRanks == 1 << kRankBits);
 
@@ -39,7 +41,8 @@ size_t available_memory() {
 uint64_t Heap::offset_of(uint32_t index) const { return first_ + uint64_t(index) * kUnit; }
 uint32_t Heap::index_of(uint64_t offset) const { return uint32_t((offset - first_) / kUnit); }
 size_t Heap::bytes_for(size_t bytes) {
-    return (bytes / kUnit + 1) * (kUnit + sizeof(Unit)) + page_bytes();  // as create divides them
+    const size_t half = bytes / kUnit + 1 + kGap;
+    return 2 * half * (kUnit + sizeof(Unit)) + page_bytes();  // as create and divide divide them
 }
 
 void Heap::create(uint64_t begin, uint64_t end) {
@@ -49,6 +52,18 @@ void Heap::create(uint64_t begin, uint64_t end) {
     header_.table = table_ = begin;
     header_.units = units_ = units_between(begin, end);
     header_.first = first_ = round_up(begin + units_ * sizeof(Unit), page_bytes());
+    divide();
+}
+
+void Heap::divide() {
+    const uint64_t half = units_ / 2;
+    areas_ = {{{first_, (half - kGap) * kUnit}, {first_ + half * kUnit, (units_ - half - kGap) * kUnit}}};
+}
+
+void Heap::separate_areas() const {
+    for (const Stretch& area : areas_)
+        if (mprotect(base_ + area.begin + area.bytes, kGap * kUnit, PROT_NONE) != 0)
+            throw Error(std::string("protecting the shared segment: ") + std::strerror(errno));
 }
 
 uint32_t Heap::units_between(uint64_t begin, uint64_t end) {
@@ -57,10 +72,18 @@ uint32_t Heap::units_between(uint64_t begin, uint64_t end) {
 
 bool Heap::is_made_of(uint64_t begin, uint64_t end) const {
     return begin < end && end - begin > page_bytes() && table_ == begin && units_ == units_between(begin, end) &&
-           first_ == round_up(begin + units_ * sizeof(Unit), page_bytes());
+           units_ > 2 * kGap && first_ == round_up(begin + units_ * sizeof(Unit), page_bytes());
 }
 
-uint32_t Heap::units_used() const { return std::min(header_.used.load(), units_); }
+Heap::Units Heap::units_of(Area area) const {
+    const Stretch& all = memory_of(area);
+    return {index_of(all.begin), index_of(all.begin + all.bytes)};
+}
+
+Heap::Units Heap::used_units(Area area) const {
+    const auto [begin, end] = units_of(area);
+    return {begin, begin + std::min(header_.used[size_t(area)].load(), end - begin)};
+}
 
 // Whether these bytes have memory now.
 bool Heap::has_memory(uint64_t begin, uint64_t end) const {
@@ -96,8 +119,8 @@ bool Heap::abandoned(uint32_t index, Word word) const {
 
 // Calls `check(index, word)` for each block, and for each unit that is free or that a process is just reserving or
 // freeing, until `check` returns false. On the way it frees what is abandoned.
-template <class Check> void Heap::walk(const Check& check) const {
-    for (uint32_t index = 0; index < units_used();) {
+template <class Check> void Heap::walk(Area area, const Check& check) const {
+    for (uint32_t index = units_of(area).begin; index < used_units(area).end;) {
         Word word = unit(index).word.load();
         const uint32_t units = units_of(index, word);
         if (word.kind == BlockKind::Retired) free_if_unvisited(index);
@@ -110,15 +133,17 @@ template <class Check> void Heap::walk(const Check& check) const {
 
 // How many units there are to the next word. A word that a stray write has overwritten counts as one.
 uint32_t Heap::units_of(uint32_t index, Word word) const {
-    const bool single = word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number ||
-                        word.number > units_ - index;
+    const uint32_t data = units_of(Area::Data).begin, end = units_of(index < data ? Area::Control : Area::Data).end;
+    const bool single =
+        word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number || word.number > end - index;
     return single ? 1 : word.number;
 }
 
 // The index of the first of so many free units in a row. Throws OutOfMemory if there is no such row.
-uint32_t Heap::find(size_t units) const {
-    uint32_t row = 0, end = 0, longest = 0;
-    walk([&](uint32_t index, Word word) {
+uint32_t Heap::find(Area area, size_t units) const {
+    const Units all = units_of(area);
+    uint32_t row = 0, end = all.begin, longest = 0;
+    walk(area, [&](uint32_t index, Word word) {
         const bool free = word == Word{};  // and not only of this kind: claim would never get an overwritten one
         row = free && index == end ? row + 1 : free;
         end = index + 1;
@@ -126,24 +151,26 @@ uint32_t Heap::find(size_t units) const {
         return row < units;
     });
     if (row >= units) return end - uint32_t(units);
-    const uint32_t used = units_used();
+    const uint32_t used = used_units(area).end;
     if (end < used || !row) {
         row = 0;
         end = used;
     }
-    if (units_ - end + row >= units) return end - row;
-    if (free_kept()) return find(units);
+    if (all.end - end + row >= units) return end - row;
+    if (free_kept()) return find(area, units);
     throw OutOfMemory("shared memory: " + mib(std::min(units, SIZE_MAX / kUnit) * kUnit) + " needed, " +
-                      mib(std::max(longest, units_ - end + row) * kUnit) + " available in one piece of the segment's " +
-                      mib(units_ * kUnit));
+                      mib(std::max(longest, all.end - end + row) * kUnit) +
+                      " available in one piece of the segment's " + mib(memory_of(area).bytes));
 }
 
 // Reserves free units one by one. If another process was faster, it reserves none and returns false.
-bool Heap::claim(uint32_t index, uint32_t units) const {
-    if (const uint32_t end = index + units, used = units_used(); end > used) {
+bool Heap::claim(Area area, uint32_t index, uint32_t units) const {
+    if (const auto [begin, used] = used_units(area); index + units > used) {
+        const uint32_t end = index + units;
         if (!has_memory(table_ + used * sizeof(Unit), table_ + end * sizeof(Unit)))
             throw OutOfMemory("no memory for the heap of the shared segment");
-        for (uint32_t now = used; now < end && !header_.used.compare_exchange_weak(now, end);) {
+        std::atomic<uint32_t>& count = header_.used[size_t(area)];
+        for (uint32_t now = used - begin; now < end - begin && !count.compare_exchange_weak(now, end - begin);) {
         }
     }
     for (uint32_t i = 0; i < units; ++i) {
@@ -158,12 +185,12 @@ bool Heap::claim(uint32_t index, uint32_t units) const {
     return true;
 }
 
-uint64_t Heap::reserve(size_t bytes, size_t committed) const {
+uint64_t Heap::reserve(Area area, size_t bytes, size_t committed) const {
     const size_t wanted = bytes / kUnit + (bytes % kUnit != 0);
     const uint32_t units = uint32_t(wanted);
     uint32_t index;
-    do index = find(wanted);
-    while (!claim(index, units));
+    do index = find(area, wanted);
+    while (!claim(area, index, units));
     try {
         commit(offset_of(index), committed);
     } catch (...) {
@@ -191,7 +218,7 @@ void Heap::publish(uint64_t offset, BlockKind kind) const {
 }
 
 uint64_t Heap::allocate(size_t bytes, BlockKind kind) const {
-    const uint64_t offset = reserve(bytes, bytes);
+    const uint64_t offset = reserve(area_of(kind), bytes, bytes);
     publish(offset, kind);
     return offset;
 }
@@ -202,8 +229,9 @@ void Heap::release(uint64_t offset) const {
 }
 
 size_t Heap::room(uint64_t offset, BlockKind kind) const {
-    if (offset < first_ || (offset - first_) % kUnit || (offset - first_) / kUnit >= units_used()) return 0;
+    const Area area = area_of(kind);
     const uint32_t index = index_of(offset);
+    if (!contains(area, offset, kUnit) || (offset - first_) % kUnit || index >= used_units(area).end) return 0;
     const Word word = unit(index).word.load();
     return word.kind == kind ? units_of(index, word) * kUnit : 0;
 }
@@ -216,7 +244,7 @@ void Heap::keep(uint64_t offset) const {
 
 uint64_t Heap::reserve_kept(size_t bytes, size_t committed) const {
     uint64_t found = 0;
-    walk([&](uint32_t index, Word word) {
+    walk(Area::Control, [&](uint32_t index, Word word) {
         const uint32_t units = units_of(index, word);
         if (word.kind != BlockKind::Kept || units != (bytes + kUnit - 1) / kUnit || !reserve_again(index, word, units))
             return true;
@@ -224,14 +252,14 @@ uint64_t Heap::reserve_kept(size_t bytes, size_t committed) const {
         else free_reserved(index, units);
         return !found;
     });
-    if (!found) return reserve(bytes, committed);
+    if (!found) return reserve(Area::Control, bytes, committed);
     std::memset(base_ + found, 0, committed);
     return found;
 }
 
 size_t Heap::kept_bytes() const {
     size_t kept = 0;
-    walk([&](uint32_t index, Word word) {
+    walk(Area::Control, [&](uint32_t index, Word word) {
         if (word.kind == BlockKind::Kept) kept += units_of(index, word) * kUnit;
         return true;
     });
@@ -241,7 +269,7 @@ size_t Heap::kept_bytes() const {
 // Returns whether any block was kept.
 bool Heap::free_kept() const {
     bool any = false;
-    walk([&](uint32_t index, Word word) {
+    walk(Area::Control, [&](uint32_t index, Word word) {
         if (word.kind != BlockKind::Kept) return true;
         any = true;
         retire(index, word);
@@ -310,14 +338,14 @@ void Heap::visit_block(uint64_t offset, BlockKind kind, const std::function<void
 }
 
 void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
-    walk([&](uint32_t index, Word) {
+    walk(area_of(kind), [&](uint32_t index, Word) {
         visit_block(offset_of(index), kind, visit);
         return true;
     });
 }
 
 void Heap::free_lost_buffers() const {
-    walk([&](uint32_t index, Word word) {
+    walk(Area::Data, [&](uint32_t index, Word word) {
         if (word.kind == BlockKind::Buffer && has_ended(word.owner)) retire(index, word);
         return true;
     });
@@ -325,10 +353,11 @@ void Heap::free_lost_buffers() const {
 
 size_t Heap::allocated_blocks() const {
     size_t count = 0;
-    walk([&](uint32_t, Word word) {
-        if (word.kind > BlockKind::Kept) ++count;
-        return true;
-    });
+    for (const Area area : kAreas)
+        walk(area, [&](uint32_t, Word word) {
+            if (word.kind > BlockKind::Kept) ++count;
+            return true;
+        });
     return count;
 }
 

@@ -6,7 +6,11 @@
 // reserves it again when nobody visits it, clears its pages, and frees its units, or keeps it for the next block of its
 // size. What a process had reserved when it died is freed by the next process that finds it. What a stopped process has
 // reserved stays reserved, and the others use other units.
+//
+// The memory of users' arrays lies apart from all else, between pages that nobody can access: what a program writes
+// beyond an array ends the program there, and does not change what the ranks agree on.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -32,14 +36,22 @@ enum class BlockKind : uint8_t {
     Buffer,
     Text,
     Extension,
-    Shared
+    Shared,
+    SharedData
 };
+
+enum class Area : uint8_t { Control, Data };
+inline constexpr Area kAreas[] = {Area::Control, Area::Data};
+constexpr Area area_of(BlockKind kind) {
+    return kind == BlockKind::Buffer || kind == BlockKind::SharedData ? Area::Data : Area::Control;
+}
 
 struct HeapHeader {
     uint64_t table;  // offset of the units' words; what precedes it never moves
     uint64_t first;  // offset of the first unit's memory
     uint32_t units;
-    std::atomic<uint32_t> used;  // the units from this one on have never been used, and their words have no memory yet
+    std::atomic<uint32_t> used[std::size(kAreas)];  // the other units have never been used, and their words have no
+                                                    // memory yet
 };
 
 class Heap {
@@ -47,7 +59,9 @@ public:
     // ranks: the records that say which processes have ended.
     Heap(int fd, uint8_t* base, HeapHeader& header, const RankRecord* ranks)
         : fd_(fd), base_(base), header_(header), ranks_(ranks), table_(header.table), first_(header.first),
-          units_(header.units) {}
+          units_(header.units) {
+        divide();
+    }
     // Whether it is what `create` makes of these bytes.
     bool is_made_of(uint64_t begin, uint64_t end) const;
     // Which rank's process this is, and its number. Without it, nothing that this process reserves or allocates is
@@ -56,21 +70,33 @@ public:
     bool has_owner() const { return owner_ != kNobody; }  // whether this process is a rank
     // Makes a heap of the segment's bytes from `begin` to `end`.
     void create(uint64_t begin, uint64_t end);
-    // How many bytes a heap must have so that a block of `bytes` fits into it.
+    // How many bytes a heap must have so that a block of `bytes` fits into each area.
     static size_t bytes_for(size_t bytes);
+    // From now on this process cannot access what separates the areas. Throws Error.
+    void separate_areas() const;
+    struct Stretch {
+        uint64_t begin, bytes;
+    };
+    const Stretch& memory_of(Area area) const { return areas_[size_t(area)]; }
+    // Whether these bytes lie in the area.
+    bool contains(Area area, uint64_t offset, size_t bytes) const {
+        const Stretch& all = memory_of(area);
+        const uint64_t at = offset - all.begin;  // wraps around for an offset before the area
+        return at < all.bytes && bytes <= all.bytes - at;
+    }
 
     // Zeroed memory, aligned to pages; returns its offset. Throws OutOfMemory. `allocate` publishes the block at once.
     // Between `reserve` and `publish` nobody visits the block, and it is freed if this process dies. Of a reserved
     // block only the first `committed` bytes have memory; the others must not be used before `commit` has given them
     // memory.
     uint64_t allocate(size_t bytes, BlockKind kind) const;
-    uint64_t reserve(size_t bytes, size_t committed) const;
+    uint64_t reserve(Area area, size_t bytes, size_t committed) const;
     void commit(uint64_t offset, size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
     void release(uint64_t offset) const;
     // The same for a block that others of its size will soon follow: its memory is kept for them, up to
-    // kKeptGroupMemory, until memory is short. reserve_kept is reserve for these. The memory that `commit` then gives
-    // may hold anything.
+    // kKeptGroupMemory, until memory is short. reserve_kept is reserve for these, in Area::Control. The memory that
+    // `commit` then gives may hold anything.
     void keep(uint64_t offset) const;
     uint64_t reserve_kept(size_t bytes, size_t committed) const;
     // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put
@@ -100,15 +126,20 @@ private:
         std::atomic<uint32_t> visitors;
     };
     static_assert(sizeof(Word) == 8 && std::atomic<Word>::is_always_lock_free);
+    struct Units {
+        uint32_t begin, end;
+    };
 
     static uint32_t units_between(uint64_t begin, uint64_t end);
     Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + table_)[index]; }
-    uint32_t units_used() const;
+    void divide();
+    Units units_of(Area area) const;
+    Units used_units(Area area) const;
     uint64_t offset_of(uint32_t index) const;
     uint32_t index_of(uint64_t offset) const;
-    template <class Check> void walk(const Check& check) const;
-    uint32_t find(size_t units) const;
-    bool claim(uint32_t index, uint32_t units) const;
+    template <class Check> void walk(Area area, const Check& check) const;
+    uint32_t find(Area area, size_t units) const;
+    bool claim(Area area, uint32_t index, uint32_t units) const;
     bool has_ended(uint32_t owner) const;
     bool abandoned(uint32_t index, Word word) const;
     bool reserve_again(uint32_t index, Word word, uint32_t units) const;
@@ -127,6 +158,7 @@ private:
     const RankRecord* ranks_;
     uint64_t table_, first_;  // as in the header, where a stray write may have changed them since
     uint32_t units_;
+    std::array<Stretch, std::size(kAreas)> areas_;
     uint32_t owner_ = kNobody;
 };
 

@@ -85,7 +85,7 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
                           ", because there are " + std::to_string(nodes));
     const size_t head = SegmentLayout(world_size).heap;
     const size_t memory = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-    size_t bytes = std::max<size_t>(2 * memory, size_t(4) << 30);
+    size_t bytes = std::max<size_t>(4 * memory, size_t(8) << 30);
     bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / page_bytes() * page_bytes();
     if (const size_t least = head + Heap::bytes_for(group_segment_bytes(world_size)); bytes < least)
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) +
@@ -106,6 +106,7 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     h.next_group = nodes > 1 ? uint32_t(node) + 1 : 0;
     h.group_step = uint32_t(nodes);
     segment->heap_.create(head, bytes);
+    segment->heap_.separate_areas();
     std::vector<Member> everyone;
     for (int r = 0; r < world_size; ++r) everyone.push_back({r, 0});
     h.world_group = create_group_segment(*segment, everyone);
@@ -147,6 +148,7 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     if (header.bytes != bytes || !valid_world_size(segment->world_size()) ||
         !segment->heap().is_made_of(SegmentLayout(segment->world_size()).heap, bytes))
         throw BadArgument("fd: " + std::to_string(fd) + " is a rankwise segment with an invalid header");
+    segment->heap_.separate_areas();
     segment->progress_threads.resize(size_t(segment->world_size()));
     return segment;
 }

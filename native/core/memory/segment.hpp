@@ -118,15 +118,12 @@ public:
     int world_size() const { return world_size_; }
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
-    // The offset may be any number if nobody uses the pointer before `contains` or Heap::room has checked it.
+    // The offset may be any number if nobody uses the pointer before Heap::contains or Heap::room has checked it.
     template <class T = uint8_t> T* at(uint64_t offset) const {
         return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base_) + offset);
     }
-    // Whether these bytes lie in the segment.
-    bool contains(const void* p, size_t bytes) const {
-        const size_t offset = offset_of(p);  // wraps around for an address before the segment
-        return offset < mapped_ && bytes <= mapped_ - offset;
-    }
+    // Whether these bytes lie where the segment's buffers and shared blocks do.
+    bool contains_data(const void* p, size_t bytes) const { return heap_.contains(Area::Data, offset_of(p), bytes); }
     uint64_t offset_of(const void* p) const { return uint64_t(static_cast<const uint8_t*>(p) - base_); }
 
     const Heap& heap() const { return heap_; }

@@ -7,21 +7,17 @@
 #include <cstring>
 
 #include "base/copy.hpp"
-#include "base/mix.hpp"
 #include "kernels/non_temporal.hpp"
 #include "memory/group_segment.hpp"
 
 namespace rankwise {
-
-// Shows whether a stray write has changed an address: it must not be used.
-inline uint64_t address_digest(uint64_t address, uint64_t bytes) { return mix(mix(0x5eed, address), bytes); }
 
 // An offered message that both ranks copy, piece by piece, each from one end, until they meet.
 struct CopyJob {
     // Odd while the sender may copy. Each message has another number, so it copies only what it has read about.
     alignas(kCacheLine) std::atomic<uint64_t> state;
     // Written by the receiver before that.
-    std::atomic<uint64_t> to, to_digest;                    // where the data goes
+    std::atomic<uint64_t> to;                               // where the data goes
     std::atomic<int32_t> offer;                             // its number
     alignas(kCacheLine) std::atomic<uint64_t> begun, done;  // number of pieces
     std::atomic<uint32_t> writing;                          // the sender is copying a piece, or about to
@@ -77,7 +73,6 @@ struct OfferBody {
     int32_t slot;  // in Channel::offers; -1 if the receiver cannot copy the data
     struct Stretch {
         uint64_t address, bytes;
-        uint64_t digest;  // of the address and its length
     };
 };
 

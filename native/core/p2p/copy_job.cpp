@@ -14,9 +14,7 @@ bool Messages::share(const Message& message) {
     if (CopyJob::open(job.state.load()) || job.writing.load() ||
         !transport_.memory.reachable(message.at, bytes, reachable_))
         return false;
-    const auto to = reinterpret_cast<uint64_t>(message.at);
-    job.to.store(to, std::memory_order_relaxed);
-    job.to_digest.store(address_digest(to, bytes), std::memory_order_relaxed);
+    job.to.store(reinterpret_cast<uint64_t>(message.at), std::memory_order_relaxed);
     job.offer.store(message.offer->number, std::memory_order_relaxed);
     job.begun.store(0, std::memory_order_relaxed);
     job.done.store(0, std::memory_order_relaxed);
@@ -81,8 +79,6 @@ bool Messages::help_to_fetch(Channel& c, int to) {
     Request& r = *found->second;
     const uint64_t bytes = r.bytes(), piece = piece_of_job(bytes), pieces = (bytes + piece - 1) / piece,
                    there = job.to.load(std::memory_order_relaxed), before = r.sent_;
-    if (job.to_digest.load(std::memory_order_relaxed) != address_digest(there, bytes))
-        throw_overwritten("the address", rank_, to);
     while (r.sent_ < bytes && job.begun.load(std::memory_order_relaxed) < pieces && !group_.failed() &&
            job.begun.fetch_add(1) < pieces) {
         const uint64_t at = r.sent_, length = std::min(piece, bytes - at);

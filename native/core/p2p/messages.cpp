@@ -69,7 +69,9 @@ Channel* Messages::channel_from(int from) {
 
 Channel& Messages::channel_at(uint64_t offset, int from, int to) {
     Channel* const c = segment_->at<Channel>(offset);
-    if (offset % alignof(Channel) || !segment_->contains(c, sizeof(Channel)) || c->capacity != ring_bytes(n_))
+    if (offset % alignof(Channel) ||
+        !segment_->heap().contains(Area::Control, offset, sizeof(Channel) + ring_bytes(n_)) ||
+        c->capacity != ring_bytes(n_))
         throw_overwritten("the channel", from, to);
     return *c;
 }

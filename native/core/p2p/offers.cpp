@@ -33,8 +33,7 @@ bool Messages::write_offer(Channel& c, const std::shared_ptr<Request>& r, int to
                      !out.free_slots.empty();
     r->for_stretches(0, r->bytes(), [&](const uint8_t* data, uint64_t bytes) {
         reachable = reachable && transport_.memory.reachable(data, bytes, reachable_);
-        const auto address = reinterpret_cast<uint64_t>(data);
-        if (reachable) body.stretches[n++] = {address, bytes, address_digest(address, bytes)};
+        if (reachable) body.stretches[n++] = {reinterpret_cast<uint64_t>(data), bytes};
     });
     if (!reachable) n = 0;
     body.about = {out.next_offer, n ? out.free_slots.back() : -1};

@@ -3,7 +3,6 @@
 // In one step each rank announces which memory it exposes. From these headers all ranks learn the same: whether they
 // can work in the ranks' own memory, and whether all of that is in the segment.
 #pragma once
-#include "base/mix.hpp"
 #include "transport/exposure.hpp"
 #include "transport/transport.hpp"
 
@@ -58,8 +57,6 @@ private:
     static bool is_registered(uint64_t address) { return address & PeerMemory::kInSegment; }  // or is not needed
     struct Announced {
         uint64_t readable, writable;
-        uint64_t digest;  // shows that no stray write has changed the other two
-        uint64_t expected() const { return mix(readable, writable); }
     };
     uint64_t address_of(const OwnBuffer& buffer, Exposure least) const;
 
@@ -74,7 +71,7 @@ private:
     PeerMemory& memory_;
     const NoWriters at_the_end_{memory_};
     Exposure exposure_ = Exposure::None;
-    Announced announced_[kMaxRanks];  // of each rank; read once, because a stray write may change them at any time
+    Announced announced_[kMaxRanks];  // of each rank
 };
 
 }  // namespace rankwise

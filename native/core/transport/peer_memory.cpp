@@ -92,7 +92,7 @@ void PeerMemory::throw_address_overwritten(int peer) {
 
 uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
     uint8_t* const memory = segment_.at(offset);
-    if (!segment_.contains(memory, bytes)) throw_address_overwritten(peer);
+    if (!segment_.contains_data(memory, bytes)) throw_address_overwritten(peer);
     return memory;
 }
 
@@ -155,7 +155,7 @@ uint8_t* PeerMemory::reachable(const void* memory, size_t bytes, ReachableRanges
     static uint8_t empty;
     if (bytes == 0) return &empty;
     auto* const p = static_cast<uint8_t*>(const_cast<void*>(memory));
-    if (segment_.contains(p, bytes)) return p;
+    if (segment_.contains_data(p, bytes)) return p;
     if (!single_copy_) return nullptr;
     if (is_thread_of_own_process((rank_ + 1) % n_)) return p;
     if (!is_dumpable()) return nullptr;

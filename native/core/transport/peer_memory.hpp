@@ -65,10 +65,10 @@ public:
     // How peers find memory of this rank: its address, or its offset in the segment with this bit set.
     static constexpr uint64_t kInSegment = uint64_t(1) << 63;
     uint64_t describe(const void* p) const {
-        return segment_.contains(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
+        return segment_.contains_data(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
     }
-    bool contains(const void* memory, size_t bytes) const { return segment_.contains(memory, bytes); }  // the segment
-    // Memory of the segment that a peer has described by its offset; throws if there is none.
+    bool is_registered(const void* memory, size_t bytes) const { return segment_.contains_data(memory, bytes); }
+    // Registered memory that a peer has described by its offset; throws if there is none.
     uint8_t* in_segment(int peer, uint64_t offset, size_t bytes);
     // Copy from or to the memory of a peer that is in the same operation.
     void get(int peer, void* dst, uint64_t address, size_t bytes);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -231,6 +232,7 @@ def test_a_missing_descriptor() -> None:
 
 OF_ANOTHER_RELEASE = """
 import os
+import re
 import rankwise as rw
 from rankwise._native import Segment
 passed = Segment.create(2)
@@ -244,6 +246,26 @@ def test_a_launcher_of_another_release() -> None:
     done = two_ranks(OF_ANOTHER_RELEASE)
     assert done.returncode == 1
     assert f"a segment of rankwise 0.0.9, and this process runs rankwise {version}: expected the same" in done.stderr
+
+
+WRITES_BEYOND_AN_ARRAY = """
+import ctypes, resource
+import rankwise as rw
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+group = rw.init(timeout=20)
+x = group.empty(1000) if group.rank == 0 else None  # the first array: before it lies no other one
+group.barrier()
+if group.rank == 0:
+    ctypes.memset(x.ctypes.data - 1, 1, 1)
+try:
+    group.barrier()
+except rw.PeerLostError as error:
+    print(error)
+"""
+
+
+def test_a_write_beyond_an_array_does_not_reach_what_the_ranks_share() -> None:
+    assert re.match(r"rank 0 \(.*\) was killed by SIGSEGV", two_ranks(WRITES_BEYOND_AN_ARRAY).stdout)
 
 
 IN_A_SECOND_GROUP = """
@@ -268,6 +290,7 @@ def test_a_death_fails_a_second_group() -> None:
 
 DIRECT = """
 import os
+import re
 os.environ["RANKWISE_DIRECT"] = os.environ["RANKWISE_RANK"]
 import numpy as np, rankwise as rw
 with rw.init() as group:
