@@ -64,7 +64,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         if (group_.failed()) messages_->close(0);
         else if (std::string left = messages_->close(waiter.left().count()); !left.empty()) trouble = left;
     });
-    group_.peers[rank()].left.store(1);
+    group_.peers[rank()].has_left.store(1);
     if (group_.asleep()) wake_all(group_);
     attempt([&] {
         if (!Waiter(kToNotice).watch(kInterval, [&] { return !memory_->used_by_others(); }))

@@ -298,7 +298,7 @@ std::shared_ptr<Comm> Comm::enter_subgroup(uint64_t subgroup) {
 // This rank has no memory for its end of a new group, whose other ranks need not wait for it.
 void Comm::leave_unjoined(GroupSegment& group, uint64_t subgroup, int index) {
     fail_group(group, Cause::PeerLost, index, 0, "had no memory for its end of the group");
-    group.peers[index].left = 1;
+    group.peers[index].has_left = 1;
     GroupMemory memory(segment_, subgroup, index);
     const GroupMemory::Use last = memory.lease();  // whose end releases the memory
     memory.close();

@@ -38,7 +38,7 @@ public:
 
 private:
     bool absent(int r) const override {
-        return excluded_.contains(r) || group_.peers[r].left.load() ||
+        return excluded_.contains(r) || group_.peers[r].has_left.load() ||
                segment_.ended(group_.member()[r], group_.peers[r].process);
     }
     int64_t process_of(int r) const override { return absent(r) ? -1 : int64_t(group_.peers[r].process); }
@@ -152,7 +152,7 @@ std::map<int, std::string> Comm::failed() const {
     for (int r = 0; r < world_size(); ++r) {
         if (r == rank()) continue;
         if (transport_.ended(r)) found[r] = transport_.how_it_ended(r);
-        else if (group_.peers[r].left.load()) found[r] = "left the group";
+        else if (group_.peers[r].has_left.load()) found[r] = "left the group";
         else if (excluded_[size_t(r)]) found[r] = "was left out when the others agreed to go on";
     }
     return found;
@@ -195,7 +195,7 @@ void Comm::exclude_all_but(const RankSet& present, const RankSet& left_out) {
     for (int r = 0; r < world_size(); ++r) {
         if (present.contains(r) || excluded_[size_t(r)]) continue;
         excluded_[size_t(r)] = true;
-        if (!left_out.contains(r) && !transport_.ended(r) && !group_.peers[r].left.load())
+        if (!left_out.contains(r) && !transport_.ended(r) && !group_.peers[r].has_left.load())
             add_to_list(missing, std::to_string(r), ",");
     }
     if (!missing.empty()) fail_group(group_, Cause::TimedOut, rank(), transport_.log.number(), missing);

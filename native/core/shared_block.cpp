@@ -56,7 +56,7 @@ SharedBlock::SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, si
 SharedBlock::~SharedBlock() {
     if (fork_.is_child()) return;
     Held left = Held::ByNone;
-    segment().heap().visit_block(ticket_.first, BlockKind::Shared, [&](uint64_t offset) {
+    segment().heap().visit_block(ticket_.first, BlockKind::SharedHeader, [&](uint64_t offset) {
         segment().at<SharedHeader>(offset)->holders[holder_.world_rank].store(0);
         left = free_if_unheld(segment(), offset);
     });
@@ -82,7 +82,7 @@ SharedBlock::Ticket SharedBlock::made(bool filled) {
     header.number = uint64_t(std::chrono::steady_clock::now().time_since_epoch().count());
     header.holders[holder_.world_rank] = own_word();
     heap.publish(offset_, BlockKind::SharedData);
-    heap.publish(offset, BlockKind::Shared);
+    heap.publish(offset, BlockKind::SharedHeader);
     return {offset, header.number};
 }
 
@@ -90,7 +90,7 @@ bool SharedBlock::hold() {
     const Heap& heap = segment().heap();
     const uint64_t place = ticket_.first, number = ticket_.second;
     bool taken = false;
-    heap.visit_block(place, BlockKind::Shared, [&](uint64_t offset) {
+    heap.visit_block(place, BlockKind::SharedHeader, [&](uint64_t offset) {
         SharedHeader& header = *segment().at<SharedHeader>(offset);
         offset_ = header.data.load();
         if (header.number.load() != number || heap.room(offset_, BlockKind::SharedData) < bytes_) return;
@@ -105,7 +105,7 @@ bool SharedBlock::hold() {
 }
 
 void free_lost_blocks(const Segment& segment) {
-    segment.heap().visit(BlockKind::Shared, [&](uint64_t offset) {
+    segment.heap().visit(BlockKind::SharedHeader, [&](uint64_t offset) {
         SharedHeader& header = *segment.at<SharedHeader>(offset);
         for (int r = 0; r < segment.world_size(); ++r)
             if (uint32_t holder = header.holders[r].load(); holder && segment.ended(r, holder - 1))

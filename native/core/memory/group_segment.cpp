@@ -149,7 +149,7 @@ int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
     if (!group.intact()) return -1;
     for (int i = 0; i < group.nranks; ++i) {
         if (group.member()[i] != world_rank || group.peers[i].process != process) continue;
-        if (!group.peers[i].left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
+        if (!group.peers[i].has_left.load()) fail_group(group, Cause::PeerLost, i, group.peers[i].calls.load(), "");
         else if (group.asleep()) wake_all(group);  // it may have died while leaving, before it woke the sleepers
         return i;
     }

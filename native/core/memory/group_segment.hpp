@@ -75,11 +75,11 @@ struct alignas(kCacheLine) PeerSlot {
     // The bytes of messages without a receive that this rank would still keep.
     uint64_t unexpected_room() const { return ~unexpected_used_up.load(std::memory_order_relaxed); }
     void set_unexpected_room(uint64_t bytes) { unexpected_used_up.store(~bytes, std::memory_order_relaxed); }
-    alignas(kCacheLine) std::atomic<uint32_t> left;  // the rank has closed its end of the group
-    std::atomic<uint32_t> writing;                   // the rank may be writing into a peer's memory
-    std::atomic<uint32_t> detached;                  // its process no longer uses this memory
-    std::atomic<uint32_t> message_waits;             // the rank's threads that wait for messages
-    std::atomic<int64_t> vain_since, vain_until;     // ns: its wait in p2p/vain_wait.hpp
+    alignas(kCacheLine) std::atomic<uint32_t> has_left;  // the rank has closed its end of the group
+    std::atomic<uint32_t> writing;                       // the rank may be writing into a peer's memory
+    std::atomic<uint32_t> detached;                      // its process no longer uses this memory
+    std::atomic<uint32_t> message_waits;                 // the rank's threads that wait for messages
+    std::atomic<int64_t> vain_since, vain_until;         // ns: its wait in p2p/vain_wait.hpp
     uint32_t process;                 // number of the rank's process (RankRecord), set when the group is created
     std::atomic<QualifiedPid> pid;    // of that process; its number is 0 if it never joined
     std::atomic<uint64_t> calls;      // operations begun so far

@@ -36,7 +36,7 @@ enum class BlockKind : uint8_t {
     Buffer,
     Text,
     Extension,
-    Shared,
+    SharedHeader,
     SharedData
 };
 
@@ -50,8 +50,8 @@ struct HeapHeader {
     uint64_t table;  // offset of the units' words; what precedes it never moves
     uint64_t first;  // offset of the first unit's memory
     uint32_t units;
-    std::atomic<uint32_t> used[std::size(kAreas)];  // the other units have never been used, and their words have no
-                                                    // memory yet
+    // How many units of each area, from its first, have ever been used. The words of the others have no memory yet.
+    std::atomic<uint32_t> used[std::size(kAreas)];
 };
 
 class Heap {

@@ -442,7 +442,7 @@ bool Messages::progress() {
 // Whether no more messages can come from this source; for kAny, from any other rank.
 bool Messages::has_left(int from) const {
     for (int p = 0; p < n_; ++p)
-        if (p != rank_ && (p == from || from == kAny) && !group_.peers[p].left.load()) return false;
+        if (p != rank_ && (p == from || from == kAny) && !group_.peers[p].has_left.load()) return false;
     return n_ > 1;
 }
 

@@ -92,10 +92,10 @@ void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.number();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
-        if (group_.peers[peer].left.load() && seq.load() < value) failures_.throw_lost(peer);
+        if (group_.peers[peer].has_left.load() && seq.load() < value) failures_.throw_lost(peer);
         call_for_operation(peer);
         for (int p = 0; p < n; ++p)  // the awaited peer may wait forever for a peer that left before this call
-            if (group_.peers[p].left.load() && group_.peers[p].calls.load() < calls) failures_.throw_lost(p);
+            if (group_.peers[p].has_left.load() && group_.peers[p].calls.load() < calls) failures_.throw_lost(p);
         timed.publish();
     };
     try {

@@ -48,7 +48,7 @@ void overwrite(Input& input, Ranks& ranks, GroupSegment& group, std::span<uint8_
     PeerSlot& peer = group.peers[rank];
     switch (input.below(8)) {
     case 0: input.overwrite(bytes_of(&peer, sizeof peer)); break;
-    case 1: input.overwrite(bytes_of(&peer.left, sizeof peer - offsetof(PeerSlot, left))); break;
+    case 1: input.overwrite(bytes_of(&peer.has_left, sizeof peer - offsetof(PeerSlot, has_left))); break;
     case 2: announce(input, peer); break;
     case 3: input.overwrite(bytes_of(ranks.traces[rank], Ranks::kOverwritten)); break;
     case 4: ranks.segment->record(int(rank)).exit_status = uint64_t(1) << 32 | input.take<uint32_t>(); break;
