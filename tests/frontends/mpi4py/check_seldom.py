@@ -169,6 +169,33 @@ def packing_and_addresses() -> None:
         each.Free()
 
 
+def bad_counts_and_operations() -> None:
+    kind = MPI.DOUBLE
+    for call in (
+        lambda: kind.Create_contiguous(-1),
+        lambda: kind.Create_vector(-1, 1, 1),
+        lambda: kind.Create_indexed([1, -1], [0, 3]),
+        lambda: kind.Create_subarray([3, 4], [1, 1], [0, 0], order=-1),
+    ):
+        with pytest.raises(MPI.Exception):
+            call()
+    for op in ("sum", kind):
+        with pytest.raises(TypeError, match="Op"):
+            comm.Allreduce(np.ones(1), np.empty(1), op)
+
+
+def pickles() -> None:
+    """Of what the program has made, as a message that it sends."""
+    record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 24)
+    column, found, info = comm.sendrecv(
+        (MPI.DOUBLE.Create_vector(3, 1, 2), record, MPI.Info.Create({"key": str(rank)})), right, source=left
+    )
+    assert (found.extent, found.size, dict(info)) == (24, 12, {"key": str(left)})
+    x = np.zeros(5)
+    comm.Sendrecv(numbers(rank), right, recvbuf=[x, 1, column.Commit()], source=left)
+    equal(x[::2], numbers(left))
+
+
 def user_operations_on_elements_with_gaps() -> None:
     """The function of an operation finds the elements by their extent, as in the program's arrays."""
     record = np.dtype([("number", "i4"), ("weight", "f8")], align=True)
@@ -246,7 +273,7 @@ def memory_of_other_kinds() -> None:
 for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
     *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
-    *(messages_that_end_within_an_element, requests_of_a_freed_communicator),
+    *(messages_that_end_within_an_element, requests_of_a_freed_communicator, bad_counts_and_operations, pickles),
 ):
     check()
     comm.Barrier()

@@ -416,6 +416,8 @@ def datatypes() -> None:
         *((40, MPI.DOUBLE.Create_subarray([4], [2], [1]), 32), (9, MPI.DOUBLE.Create_contiguous(0), 8)),
     ):
         equal(struct([1, 1], [0, place], [first, byte]).extent, extent)
+    for sizes, parts, starts in (([0], [0], [0]), ([3], [0], [3])):
+        equal(MPI.DOUBLE.Create_subarray(sizes, parts, starts).size, 0)
     record = np.zeros(2, [("a", "i4"), ("b", "f8")])
     fields = [record.dtype.fields[name][1] for name in "ab"]
     kind = MPI.Datatype.Create_struct([1, 1], fields, [MPI.INT, MPI.DOUBLE]).Create_resized(0, record.itemsize)

@@ -288,7 +288,7 @@ def _summable(spec: Any) -> Any:
 
 def _engine_name(op: Op) -> str | None:
     """The name of the reduction, if the engine has it."""
-    return (op._h or op._live()).name
+    return ((isinstance(op, Op) and op._h) or Op(op)._live()).name
 
 
 def _collective(shortcut: str, prepare: Callable[..., Body]) -> Callable[[Callable[..., Any]], Any]:

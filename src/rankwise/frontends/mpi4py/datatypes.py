@@ -114,6 +114,7 @@ class Datatype(Named[Layout], root=True):
     """An MPI datatype."""
 
     _null = "ERR_TYPE"
+    _by_value = True
     (
         Create_darray, Create_f90_integer, Create_f90_real, Create_f90_complex, Get_envelope, Get_contents,
         decode, Match_size, Get_attr, Set_attr, Create_keyval, Pack_external, Unpack_external,
@@ -156,7 +157,7 @@ class Datatype(Named[Layout], root=True):
     Create_dup = Clone = Dup
 
     def Pack_size(self, count: int, comm: Any) -> int:
-        return count * self.Get_size()
+        return _counted(count) * self.Get_size()
 
     @property
     def typechar(self) -> str:
@@ -194,7 +195,7 @@ class Datatype(Named[Layout], root=True):
         return self.Create_hvector(count, blocklength, stride * self.extent)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
-        return self._made([(blocklength, i * stride) for i in range(count)])
+        return self._made([(blocklength, i * stride) for i in range(_counted(count))])
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
         return self.Create_hindexed(blocklengths, [at * self.extent for at in displacements])
@@ -212,8 +213,10 @@ class Datatype(Named[Layout], root=True):
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
     ) -> Datatype:
         for axis, (size, part, start) in enumerate(zip(sizes, subsizes, starts, strict=True)):
-            if not (0 < part <= size and 0 <= start <= size - part):
+            if not (0 <= part <= size and 0 <= start <= size - part):
                 raise error("ERR_ARG", f"axis {axis}: {part} elements from {start} on are not within {size}")
+        if order not in (ORDER_C, ORDER_FORTRAN):
+            raise error("ERR_ARG", f"order={order}: expected ORDER_C or ORDER_FORTRAN")
         axes = list(zip(sizes, subsizes, starts, strict=True))
         made, stride = self, self.extent
         for size, part, start in reversed(axes) if order == ORDER_C else axes:
@@ -253,9 +256,16 @@ class Datatype(Named[Layout], root=True):
         return int(position + count * layout.size)
 
 
+def _counted(count: int) -> int:
+    """The number of elements. Raises ERR_COUNT if it is negative."""
+    if count < 0:
+        raise error("ERR_COUNT", f"{count} elements given, expected a number of at least 0")
+    return count
+
+
 def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:
     """(datatype, how many of them, the byte offset of the first), one after the other."""
-    layouts = [(part._live(), count, at) for part, count, at in parts]
+    layouts = [(part._live(), _counted(count), at) for part, count, at in parts]
     full = [each for each in layouts if each[1] and each[0].size]
     runs = [  # their width, and where each of them begins
         (piece.size * count, np.array([at])) if piece.contiguous else (piece.width, piece.all_offsets(count, at))

@@ -25,6 +25,9 @@ class Handle(Generic[T]):
     _null: ClassVar[str]
     """The error class of a call on a null handle."""
 
+    _by_value: ClassVar[bool] = False
+    """Whether a pickle of a handle makes a copy of what it refers to."""
+
     __slots__ = ("_h",)
     _h: T | None
     """What it refers to."""
@@ -33,7 +36,9 @@ class Handle(Generic[T]):
 
     def __new__(cls: type[H], handle: Any = None, *args: Any, **options: Any) -> H:
         if handle is not None and not isinstance(handle, cls._root):
-            raise TypeError(f"{cls.__name__}: expected a {cls._root.__name__} or None, got {type(handle).__name__}")
+            raise TypeError(
+                f"{cls.__name__}: expected an MPI {cls._root.__name__} or None, got {type(handle).__name__}"
+            )
         self = new(cls)
         self._h = None if handle is None else handle._h
         return self
@@ -108,7 +113,9 @@ class Handle(Generic[T]):
             return type(self), ()
         if (name := _NAME_OF.get(id(self._h))) is not None:
             return _another, (type(self), name)
-        raise ValueError(f"cannot pickle a {type(self).__name__} that the program has made")
+        if self._by_value:
+            return self._of, (self._h,)
+        raise ValueError(f"cannot pickle an MPI {type(self).__name__} that the program has made")
 
 
 class Named(Handle[T]):

@@ -13,6 +13,7 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
     """An MPI info object, which is also a mapping; a null handle is an empty one."""
 
     _null = "ERR_INFO"
+    _by_value = True
 
     @classmethod
     def Create(cls, items: Any = ()) -> Info:
