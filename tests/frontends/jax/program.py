@@ -137,8 +137,12 @@ def refusals() -> None:
         (lambda: broadcast(x, n), f"src={n}: expected a rank"),
         (lambda: reduce_scatter(jnp.ones(2 * n + 1) if n > 1 else jnp.ones(())), "expected a first axis"),
         (lambda: jax.jit(lambda x: all_reduce(x, "sun"))(x), "op='sun'"),
+        (lambda: sendrecv(x, me, me, tag=2**32), "tag=4294967296: expected 0 to"),
+        (lambda: broadcast(x, 0.5), "src=0.5: expected an int"),
+        (lambda: all_reduce(x, group=3), "group: expected a Group, got 3"),
+        (lambda: broadcast(jax.random.key(0)), "x: arrays of key<fry> cannot be exchanged"),
     ):
-        with pytest.raises(ValueError, match=re.escape(words)):
+        with pytest.raises((ValueError, TypeError), match=re.escape(words)):
             call()
     with group.split(0) as part:
         assert part is not None

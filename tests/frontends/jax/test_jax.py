@@ -91,6 +91,22 @@ def test_what_is_pending_at_the_end_is_complete(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_ranks_that_are_threads_name_their_group(tmp_path: Path) -> None:
+    """What JAX has compiled for one of them, it would call on the others."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        IMPORTS
+        + "total = jax.jit(all_reduce, static_argnames='group')\n"
+        + "def sums(): return total(1.0, group=rw.init()).item()\n"
+        + "def mixed(): rw.init(); return total(1.0)\n"
+        + "print(rw.spawn(sums, 2, threads=True))\n"
+        + "try: rw.spawn(mixed, 2, threads=True)\n"
+        + "except ValueError as error: print(error)\n"
+    )
+    done = run(1, "--", sys.executable, "-W", "ignore", str(program))
+    assert done.stdout.startswith("[2.0, 2.0]\ngroup=None: ranks that are threads"), done.stderr
+
+
 def test_it_needs_no_compiler(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(IMPORTS + "rw.init()\nprint(all_reduce(1.0))\n")

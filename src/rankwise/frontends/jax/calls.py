@@ -26,7 +26,8 @@ from rankwise.arrays import dtypes
 from rankwise.arrays.ops import Op, is_composed, resolve
 from rankwise.contract.operations import check_rank
 from rankwise.contract.types import DType, ReduceOp
-from rankwise.group.default_group import default_group
+from rankwise.group.base import check_tag, integer
+from rankwise.group.default_group import default_group, thread_is_rank
 from rankwise.group.group import RENEWALS
 
 
@@ -222,7 +223,7 @@ def all_reduce(x: Any, op: Op = "sum", group: Group | None = None) -> jax.Array:
 
 def broadcast(x: Any, src: int = 0, group: Group | None = None) -> jax.Array:
     """The `x` of rank `src`, on every rank; it has the same shape and dtype on all of them."""
-    return _exchanged(What.BROADCAST, x, group, peer=check_rank(src, _group(group).world_size, "src"))
+    return _exchanged(What.BROADCAST, x, group, peer=_rank(src, group, "src"))
 
 
 def all_gather(x: Any, group: Group | None = None) -> jax.Array:
@@ -250,9 +251,8 @@ def sendrecv(
         src: None receives nothing; the result is zeros.
         tag: of both messages.
     """
-    n = _group(group).world_size
-    to, of = (-1 if rank is None else check_rank(rank, n, name) for name, rank in (("dst", dst), ("src", src)))
-    return _exchanged(What.SENDRECV, x, group, peer=to, source=of, tag=tag)
+    to, of = (-1 if rank is None else _rank(rank, group, name) for name, rank in (("dst", dst), ("src", src)))
+    return _exchanged(What.SENDRECV, x, group, peer=to, source=of, tag=check_tag(tag))
 
 
 def barrier(group: Group | None = None) -> None:
@@ -274,11 +274,19 @@ def _exchanged(
 
 
 def _group(group: Group | None) -> Group:
-    return default_group() if group is None else group
+    if group is None and thread_is_rank():
+        raise ValueError("group=None: ranks that are threads share what JAX compiles; expected each one's own group")
+    if group is not None and not isinstance(group, Group):
+        raise TypeError(f"group: expected a Group, got {group!r}")
+    return group or default_group()
+
+
+def _rank(rank: int, group: Group | None, name: str) -> int:
+    return check_rank(integer(rank, name), _group(group).world_size, name)
 
 
 def _dtype(x: jax.Array) -> DType:
-    dtype = dtypes.from_numpy(x.dtype)
+    dtype = dtypes.from_numpy(x.dtype) if isinstance(x.dtype, np.dtype) else None
     if dtype is None:
         raise TypeError(f"x: arrays of {x.dtype} cannot be exchanged; expected numbers or bools")
     return dtype
