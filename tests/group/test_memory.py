@@ -97,6 +97,18 @@ def test_shapes_and_types() -> None:
     run_ranks(ranks, 1)
 
 
+def test_without_registered_memory_the_array_is_of_zeros_too() -> None:
+    pytest.importorskip("torch", reason="gloo is part of it")
+
+    def ranks(group: Group) -> None:
+        for dtype in (np.float64, "int16"):
+            used = np.ones(100, dtype)
+            del used  # NumPy takes the same memory for the next array of this size
+            assert not group.empty(100, dtype).any()
+
+    run_ranks(ranks, 1, backend="gloo")
+
+
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
 

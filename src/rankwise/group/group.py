@@ -446,10 +446,9 @@ class Group(
         """
         wanted, kind = dtype_argument(dtype)
         lengths = shape_argument(shape, "shape", wanted)
-        memory = self.comm.allocate(prod(lengths) * wanted.itemsize)
-        if memory is None:
-            return kind.empty(lengths, wanted).finish()
-        return kind.over(np.asarray(memory), lengths, wanted)
+        size = prod(lengths) * wanted.itemsize
+        memory = self.comm.allocate(size)
+        return kind.over(np.zeros(size, np.uint8) if memory is None else np.asarray(memory), lengths, wanted)
 
     def rng(self, seed: int | Sequence[int]) -> np.random.Generator:
         """This rank's generator of random numbers, whose stream is independent of the other ranks'.
