@@ -81,6 +81,23 @@ void timeout(Comm& c, uint64_t count) {
     CHECK_EQ(x, 1);
 }
 
+// An exchange in a group that has failed by a timeout starts nothing.
+void after_a_timeout_of_the_group() {
+    const ranks::SharedCount failed;
+    ranks::run(2, [&failed](Comm& c) {
+        c.set_timeout(0.02);
+        if (c.rank() == 0) CHECK_EQ(ranks::thrown([&] { c.barrier(); }), "TimedOut");
+        ++*failed;
+        while (*failed < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        for (const uint64_t count : {1u, 1'000'000u}) {
+            std::vector<int64_t> out(count), in(count);
+            const Send sends{out.data(), count, DType::I64, 1 - c.rank(), 0};
+            const Receive receives{in.data(), count, DType::I64, 1 - c.rank(), 0};
+            CHECK_EQ(ranks::thrown([&] { c.messages().exchange({&sends, 1}, {&receives, 1}); }), "TimedOut");
+        }
+    });
+}
+
 // A message that an exchange without success gives back comes after one that had arrived before it.
 void given_back_in_order(Comm& c) {
     if (c.rank() == 0)
@@ -122,6 +139,7 @@ int main() {
             settings.single_copy = single_copy;
             ranks::run(n, every_kind, 60, settings);
         }
+    after_a_timeout_of_the_group();
     // A rank that leaves: the receive from it fails; but a message that did not fit is what the program learns.
     for (bool fits : {true, false}) {
         const ranks::SharedCount ready;

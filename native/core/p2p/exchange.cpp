@@ -74,12 +74,11 @@ Arrival Messages::exchange(std::span<const Send> sends, std::span<const Receive>
                 let_senders_copy(receives, options);
                 meanwhile();
             }
-            for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
-        } catch (const TimedOut&) {
-            for (const auto& request : started) cancel(request);
-            if (!std::ranges::all_of(started, [](const auto& r) { return r->has_result(); })) {
-                cancel_all(started);
-                throw;
+            try {
+                for (const auto& request : started) keeping(error, [&] { request->wait(std::nullopt, options); });
+            } catch (const TimedOut&) {
+                for (const auto& request : started) cancel(request);
+                if (!std::ranges::all_of(started, [](const auto& r) { return r->has_result(); })) throw;
             }
         } catch (...) {
             cancel_all(started);
