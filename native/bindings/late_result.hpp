@@ -8,8 +8,8 @@
 class LateResult {
 public:
     // Calls make() with the GIL, in whatever thread the call runs. It sets the result, and returns the address of
-    // memory for so many bytes. If it raises an exception, the call goes on with other memory, because the other ranks
-    // rely on this one, and `check` throws the exception.
+    // memory for this many bytes. If it raises an exception, the call goes on with other memory, because the other
+    // ranks rely on this one, and `check` throws the exception.
     template <class Make> uint8_t* room(size_t bytes, const Make& make) {
         uint8_t* memory = nullptr;
         acquiring_gil([&] {

@@ -24,7 +24,7 @@ RequestHandle start_at_address(Comm& c, Address ptr, int64_t count, int dtype, i
 // Sends and receives of plain arrays. They return None, with nothing done, for another array, or if the rank or the tag
 // is not an int in range, or ANY where that is allowed. isend_array returns True if the message is sent.
 template <Send::Mode mode>
-TensorMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
+StartedMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
     const int dst = rank_or_tag(to, c.world_size()), tag = rank_or_tag(label, kTags);
     const PlainArray x(array, Access::Read);
     if (!x || dst < 0 || tag < 0) return {};
@@ -41,7 +41,7 @@ TensorMessage start_send(Comm& c, nb::object array, nb::handle to, nb::handle la
 
 template <Send::Mode mode>
 nb::object isend_array(Comm& c, nb::object array, nb::handle to, nb::handle label, nb::object group) {
-    TensorMessage sent = start_send<mode>(c, std::move(array), to, label, std::move(group));
+    StartedMessage sent = start_send<mode>(c, std::move(array), to, label, std::move(group));
     if (!sent.begun) return nb::none();
     return sent.pending ? nb::cast(std::move(*sent.pending)) : nb::object(nb::bool_(true));
 }
@@ -167,16 +167,16 @@ SourceTagBytes message_of(const RequestHandle& r) {
 
 }  // namespace
 
-TensorMessage send_tensor(Comm& c, nb::object x, nb::handle dst, nb::handle tag, nb::object group) {
-    TensorMessage sent = start_send<Send::Mode::Standard>(c, std::move(x), dst, tag, std::move(group));
+StartedMessage send_tensor(Comm& c, nb::object x, nb::handle dst, nb::handle tag, nb::object group) {
+    StartedMessage sent = start_send<Send::Mode::Standard>(c, std::move(x), dst, tag, std::move(group));
     if (sent.pending) sent.pending->goes_on_when_dropped = true;
     return sent;
 }
 
-TensorMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle tag, nb::object group) {
+StartedMessage receive_tensor(Comm& c, nb::object x, nb::handle src, nb::handle tag, nb::object group) {
     auto request = start_receive(c, x, src, tag, Wanted::Exactly, Autograd::Unnoticed);
     if (!request) return {};
-    TensorMessage received{true, RequestHandle(std::move(request), std::move(x), nb::borrow(src), std::move(group))};
+    StartedMessage received{true, RequestHandle(std::move(request), std::move(x), nb::borrow(src), std::move(group))};
     received.pending->goes_on_when_dropped = true;
     return received;
 }

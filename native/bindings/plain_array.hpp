@@ -92,7 +92,7 @@ inline bool has_kind(nb::handle array, const PlainArray& x) { return x && (as_nd
 nb::object tuple_of(const std::vector<uint64_t>& shape);
 // A new array of this shape, of the kind and dtype of `array`.
 nb::object new_like(nb::handle array, const std::vector<uint64_t>& shape);
-// The shape of so many of x's rows.
+// The shape of this many of x's rows.
 std::vector<uint64_t> rows_like(uint64_t rows, const PlainArray& x);
 // The memory of an array that receives so many bytes.
 uint8_t* memory_of(nb::handle array, size_t bytes);

@@ -123,7 +123,8 @@ void bind_plain_pickle(nb::module_& m) {
             }
         },
         nb::arg("stream"), nb::arg("buffers"), nb::arg("constructor"),
-        "Check that a pickle with so many buffers is plain data: that it can only make Python's basic types, and call "
+        "Check that a pickle with this many buffers is plain data: that it can only make Python's basic types, and "
+        "call "
         "one constructor, given as (module, name). Nothing is loaded. Returns whether it calls that. TypeError: it "
         "is not plain data. ValueError: it is invalid.");
     m.def("is_basic", &is_basic, nb::arg("object").none(),

@@ -162,7 +162,7 @@ bool scatter_from_here(Comm& c, const Late& late, const Rows& given, nb::handle 
     return given.into.written();
 }
 
-// Whether the array, if it is plain, is as a part of so many rows of what src sends.
+// Whether the array, if it is plain, is as a part of this many rows of what src sends.
 bool is_part(const PlainArray& x, const collectives::Division& sent, uint64_t rows) {
     if (!x || !x.dims() || size_t(x.dims()) != sent.words.size() || uint64_t(x.dtype) != sent.words[0]) return false;
     for (int i = 1; i < x.dims(); ++i)

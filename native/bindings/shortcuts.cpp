@@ -382,8 +382,7 @@ nb::object broadcast_number(Comm& c, nb::handle object, nb::handle from) {
     return x.object();
 }
 
-// The methods: one that returns the result, or NOT_TAKEN; the same as a condition; and one that starts the
-// operation, which returns its Work, or None.
+// The methods: one returns the result, or NOT_TAKEN; the other says whether there is one.
 template <class... A> auto result_of(nb::object (*shortcut)(Comm&, A...)) {
     return [shortcut](Comm& c, A... args) {
         nb::object found = shortcut(c, args...);

@@ -154,7 +154,7 @@ private:
     nb::object message(const char* name, Start start, nb::handle tensors, nb::handle peer, nb::handle tag) {
         const nb::object x = only(tensors), core = operations();
         if (!x.is_valid() || coalescing) return general(name, tensors, peer, tag);
-        TensorMessage begun = start(*comm_, x, peer, tag, core);
+        StartedMessage begun = start(*comm_, x, peer, tag, core);
         if (!begun.begun) return general(name, tensors, peer, tag);
         if (!begun.pending) return work({}, x, core);
         const nb::object pending = work(nb::cast(std::move(*begun.pending)), x, core);

@@ -19,8 +19,8 @@ Counts counts_of(const Comm& comm, const uint64_t* counts, const char* argument)
 uint64_t whole(const Comm& comm, uint64_t count) { return checked_bytes(checked(count), size_t(comm.world_size())); }
 uint64_t sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), uint64_t(0)); }
 
-// Throws BadArgument unless the memory that a call reads, of so many elements, and the memory that it writes are there,
-// and apart.
+// Throws BadArgument unless the memory that a call reads, of this many elements, and the memory that it writes are
+// there, and apart.
 void check_both(const void* send, uint64_t sent, const void* recv, uint64_t received, rankwise_dtype dtype) {
     const size_t item = itemsize(checked(dtype));
     const auto from = reinterpret_cast<uintptr_t>(memory(send, sent, "send")),

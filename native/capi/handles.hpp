@@ -54,7 +54,7 @@ inline uint64_t checked(uint64_t count) {
         throw BadArgument("count: " + std::to_string(int64_t(count)) + " given, expected a number of at least 0");
     return count;
 }
-// Memory for so many elements.
+// Memory for this many elements.
 template <class T> T* memory(T* address, uint64_t count, const char* argument) {
     if (checked(count) && !address)
         throw BadArgument(std::string(argument) + ": NULL given, expected " + std::to_string(count) + " elements");

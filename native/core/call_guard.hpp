@@ -14,12 +14,13 @@ inline uint8_t* bytes(void* p) { return static_cast<uint8_t*>(p); }
 // Begins and ends a collective call; or begins one that is only started, if its single step can be posted now.
 class Comm::CallGuard {
 public:
-    // piece: as collectives::in_one_step. If the call is only started, Comm::start has begun it.
+    // piece: as collectives::bytes_of_only_step. If the call is only started, Comm::start_call holds its Use already.
     CallGuard(Comm& comm, const Call& call, uint64_t bytes = 0, const CallOptions& options = {},
               size_t piece = collectives::kSeveral)
         : comm_(comm), call_(options.started ? comm.memory_->no_use() : comm.begin_call(options)) {
         CallLog& log = comm.transport_.log;
-        must_run_later_ = options.started && (piece == collectives::kSeveral || !comm.transport_.ring.may_start(piece));
+        must_run_later_ =
+            options.started && (piece == collectives::kSeveral || !comm.transport_.steps.may_start(piece));
         if (must_run_later_) {
             options.started->must_run_later = true;
             options.started->bytes = bytes;
@@ -34,7 +35,7 @@ public:
         if (must_run_later_) return;
         Started* const started = std::exchange(comm_.transport_.started, nullptr);
         if (started && started->rest) {
-            comm_.transport_.ring.started();
+            comm_.transport_.steps.started();
             started->call = comm_.transport_.log.suspend();
             return;
         }

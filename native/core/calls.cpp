@@ -40,8 +40,8 @@ template <Op operation> struct Comm::Collective {
         : kernel(checked(comm, dtype, op, root)), item(itemsize(dtype)), blocks(comm.blocks_of(amount, item)),
           call(comm, make_call(operation, dtype, op, root, agreed(amount)),
                operation == Op::AllToAll ? blocks.total() : blocks.size(comm.rank()), options,
-               options.started ? collectives::in_one_step(comm.transport_, operation, blocks) : collectives::kSeveral) {
-    }
+               options.started ? collectives::bytes_of_only_step(comm.transport_, operation, blocks)
+                               : collectives::kSeveral) {}
 
     const ReduceKernel kernel;  // null without a reduction
     const size_t item;

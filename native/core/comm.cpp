@@ -108,11 +108,11 @@ void Comm::agree_on_conditions() {
 // have read. Single copy requires that all ranks can access the next one's memory, and yielding that all are in one
 // scheduler session, because a rank cannot yield its core to another session. Returns how the settings differ, or "".
 std::string Comm::exchange_conditions() {
-    transport_.ring.set_policy(
+    transport_.steps.set_policy(
         WaitPolicy::when(settings_.oversubscribed.value_or(segment_->world_size() > usable_cores())));
     static const uint64_t word = 0x72616e6b77697365;
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
-    const uint64_t probed = transport_.ring.post(mine, sizeof mine);
+    const uint64_t probed = transport_.steps.post(mine, sizeof mine);
     struct Proposal {
         bool single_copy, yields;
         int8_t oversubscribed;  // -1: not set
@@ -130,12 +130,12 @@ std::string Comm::exchange_conditions() {
                  process_cores()};
     if (const int next = (rank() + 1) % transport_.n; next != rank()) {
         uint64_t theirs[2];
-        transport_.ring.await(next, probed);
-        std::memcpy(theirs, transport_.ring.payload(next, probed), sizeof theirs);
+        transport_.steps.await(next, probed);
+        std::memcpy(theirs, transport_.steps.payload(next, probed), sizeof theirs);
         if (!transport_.memory.can_access(next, theirs[0], word)) own.single_copy = false;
         if (theirs[1] != mine[1]) own.yields = false;
     }
-    const uint64_t step = transport_.ring.post(&own, sizeof own);
+    const uint64_t step = transport_.steps.post(&own, sizeof own);
     Conditions agreed{transport_.n,     false, own.yields, own.single_copy, transport_.n > 1 ? own.forced : Forced{},
                       settings_.backend};
     std::string difference;
@@ -143,8 +143,8 @@ std::string Comm::exchange_conditions() {
     for (int p = 0; p < transport_.n; ++p) {
         Proposal theirs;
         if (p == rank()) continue;
-        transport_.ring.await(p, step);
-        std::memcpy(&theirs, transport_.ring.payload(p, step), sizeof theirs);
+        transport_.steps.await(p, step);
+        std::memcpy(&theirs, transport_.steps.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
         agreed.yields &= theirs.yields;
         cores.push_back(theirs.cores);
@@ -159,7 +159,7 @@ std::string Comm::exchange_conditions() {
             difference = "the thresholds of the tuning files (RANKWISE_TUNING) differ between rank " +
                          std::to_string(rank()) + " and rank " + std::to_string(p);
     }
-    transport_.ring.await_all(transport_.ring.post());  // all ranks have read the words
+    transport_.steps.await_all(transport_.steps.post());  // all ranks have read the words
     if (!difference.empty()) return difference;
     agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
     agreed.yields &= agreed.oversubscribed;
@@ -175,7 +175,7 @@ std::chrono::nanoseconds Comm::time_of_step() {
     std::array<std::chrono::nanoseconds, kStepsTimed> times;
     for (auto& time : times) {
         const auto begin = Clock::now();
-        transport_.ring.await((rank() + transport_.n / 2) % transport_.n, transport_.ring.post());
+        transport_.steps.await((rank() + transport_.n / 2) % transport_.n, transport_.steps.post());
         time = Clock::now() - begin;
     }
     std::nth_element(times.begin(), times.begin() + kStepsTimed / 4, times.end());
@@ -190,7 +190,7 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
       messages_(Messages::make(segment_, memory_, transport_, failures_, settings.unexpected_bytes)),
       stream_(transport_.program), stand_in_(*this), excluded_(size_t(group_.nranks)) {
     set_timeout(timeout);
-    transport_.ring.first_timeout = this->timeout();
+    transport_.steps.first_timeout = this->timeout();
     group_.peers[rank].pid = segment_->record(members_[size_t(rank)]).pid.load();
     buffers_->join();
 }
@@ -213,7 +213,7 @@ void Comm::name_group(const std::string& name) {
 
 void Comm::set_timeout(double seconds) {
     if (!(seconds > 0)) throw BadArgument("timeout: " + std::to_string(seconds) + " given, expected seconds above 0");
-    transport_.ring.timeout = std::min(seconds, 1e9);
+    transport_.steps.timeout = std::min(seconds, 1e9);
 }
 
 void Comm::check_open() const {

@@ -33,10 +33,10 @@ public:
 
     // A rank that is a process of its own watches its peers.
     enum class RunsAs : bool { Thread, Process };
-    // Joins `segment` as `rank`, and returns when all its ranks have joined. All ranks must give the same settings; if
-    // they differ, every rank throws BadArgument. Throws PeerLost, TimedOut, BadArgument. restart: 0, or, in a process
-    // that replaces a lost one, how many have been started for this rank before: then it joins the survivors, which
-    // call restore.
+    // Joins `segment` as `rank`, and returns when all its ranks have joined. If the ranks force different algorithms,
+    // or set `oversubscribed` or the thresholds differently, every rank throws BadArgument. Throws PeerLost, TimedOut,
+    // BadArgument. restart: 0, or, in a process that replaces a lost one, how many have been started for this rank
+    // before: then it joins the survivors, which call restore.
     static std::shared_ptr<Comm> join(const std::shared_ptr<Segment>& segment, int rank, double timeout, RunsAs runs_as,
                                       const Settings& settings = {}, uint32_t restart = 0);
     Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, double timeout, const Settings& settings);
@@ -45,7 +45,7 @@ public:
 
     int rank() const { return transport_.rank; }
     int world_size() const { return transport_.n; }
-    double timeout() const { return transport_.ring.timeout; }
+    double timeout() const { return transport_.steps.timeout; }
     void set_timeout(double seconds);
     // Whether measurements count this communicator's operations; not if they are parts of another one's
     // (trace/totals.hpp).
@@ -139,7 +139,7 @@ public:
     // sends the result to the others; each rank joins it with join_subgroup. They throw BadArgument, OutOfMemory.
     uint64_t make_subgroup(const std::vector<int>& ranks);
     std::shared_ptr<Comm> join_subgroup(uint64_t subgroup);
-    // The algorithms that a call of `op` on this group tries, in order, if each rank's array has so many bytes.
+    // The algorithms that a call of `op` on this group tries, in order, if each rank's array has this many bytes.
     std::vector<Algorithm> algorithms(Op op, size_t bytes) const;
     const Conditions& conditions() const { return transport_.conditions(); }
     // Collective. color < 0: this rank joins no new group and gets nullptr.
@@ -192,7 +192,7 @@ private:
         void listen();
         void stop();
         Next advance() noexcept override;
-        bool notified() noexcept override;
+        bool take_notification() noexcept override;
 
     private:
         Comm& comm_;

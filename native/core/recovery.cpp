@@ -99,8 +99,9 @@ private:
 
 }  // namespace
 
-// Each group of ranks that have died has failed, so whoever sets its mark from now on notices that before it writes.
-void free_lost_buffers(Segment& segment) {
+// Every group of a dead rank has failed by now. A rank that is about to write there first sets PeerSlot::writing or
+// CopyJob::writing, and then sees the failure. So it is enough that none of these is set now.
+void free_memory_of_lost(Segment& segment) {
     bool in_use = false;
     segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment& group = *segment.at<GroupSegment>(offset);
@@ -112,12 +113,12 @@ void free_lost_buffers(Segment& segment) {
             in_use = in_use || group.peers[r].writing.load();
             for (int to = 0; to < group.nranks; ++to)
                 if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
-                    in_use = in_use || !segment.heap().room(channel, BlockKind::Channel) ||
+                    in_use = in_use || !segment.heap().block_bytes(channel, BlockKind::Channel) ||
                              segment.at<Channel>(channel)->sender_writes();
         }
     });
     if (in_use) return;
-    segment.heap().free_lost_buffers();
+    segment.heap().free_buffers_of_ended();
     free_lost_blocks(segment);
 }
 
@@ -129,7 +130,8 @@ namespace {
         if (outcome.present.contains(r)) continue;
         missing.push_back(r);
         if (outcome.status != Outcome::Status::GivenUp || !segment.record(r).given_up.load()) continue;
-        const std::string how = segment.how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1, program);
+        const std::string how =
+            segment.await_how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1, program);
         throw PeerLost("rank " + std::to_string(r) + " " + how +
                            ", and the launcher does not start it again; the other ranks may go on without it by shrink",
                        r, how, name(Op::Restore), -1);
@@ -151,7 +153,7 @@ std::map<int, std::string> Comm::failed() const {
     std::map<int, std::string> found;
     for (int r = 0; r < world_size(); ++r) {
         if (r == rank()) continue;
-        if (transport_.ended(r)) found[r] = transport_.how_it_ended(r);
+        if (transport_.ended(r)) found[r] = transport_.await_how_it_ended(r);
         else if (group_.peers[r].has_left.load()) found[r] = "left the group";
         else if (excluded_[size_t(r)]) found[r] = "was left out when the others agreed to go on";
     }
@@ -228,7 +230,7 @@ std::shared_ptr<Comm> Comm::shrink(const std::vector<int>& exclude) {
                        {}, {}, {}, -1);
     if (outcome.status == Outcome::Status::NoMemory) no_memory(Op::Shrink, trouble);
     auto comm = enter_subgroup(outcome.group);
-    if (comm->rank() == 0) free_lost_buffers(*segment_);
+    if (comm->rank() == 0) free_memory_of_lost(*segment_);
     return comm;
 }
 
@@ -270,7 +272,7 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
         auto comm = std::make_shared<Comm>(buffers, outcome.group, rank, timeout, settings);
         try {
             comm->agree_on_conditions();
-            if (rank == 0) free_lost_buffers(*segment);
+            if (rank == 0) free_memory_of_lost(*segment);
             return comm;
         } catch (const PeerLost&) {  // another rank was lost meanwhile: all meet again
             comm->close(0);

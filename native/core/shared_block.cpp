@@ -10,11 +10,12 @@ namespace rankwise {
 namespace {
 
 struct SharedHeader {
-    std::atomic<uint64_t> number;     // unique in the job; 0 once nobody may take the block any more
-    std::atomic<uint64_t> data;       // its offset; 0 once it is freed
+    std::atomic<uint64_t> number;  // no earlier block in this place had it; 0 once nobody may take the block any more
+    std::atomic<uint64_t> data;    // its offset; 0 once it is freed
     std::atomic<uint32_t> holders[];  // for each rank of the job: the number of the process that holds it + 1, or 0
 };
-constexpr uint32_t kThread = UINT32_MAX;  // held by a rank that is a thread: its views may outlive it
+constexpr uint32_t kThread = UINT32_MAX;  // held by a rank that is a thread, whose views may outlive it: as the number
+                                          // of a process, it never ends
 
 size_t header_bytes(const Segment& segment) {
     return sizeof(SharedHeader) + size_t(segment.world_size()) * sizeof(uint32_t);
@@ -60,7 +61,7 @@ SharedBlock::~SharedBlock() {
         segment().at<SharedHeader>(offset)->holders[holder_.world_rank].store(0);
         left = free_if_unheld(segment(), offset);
     });
-    if (left == Held::ByLost) free_lost_buffers(segment());
+    if (left == Held::ByLost) free_memory_of_lost(segment());
 }
 
 uint32_t SharedBlock::own_word() const { return segment().heap().has_owner() ? holder_.process + 1 : kThread; }
@@ -93,7 +94,7 @@ bool SharedBlock::hold() {
     heap.visit_block(place, BlockKind::SharedHeader, [&](uint64_t offset) {
         SharedHeader& header = *segment().at<SharedHeader>(offset);
         offset_ = header.data.load();
-        if (header.number.load() != number || heap.room(offset_, BlockKind::SharedData) < bytes_) return;
+        if (header.number.load() != number || heap.block_bytes(offset_, BlockKind::SharedData) < bytes_) return;
         std::atomic<uint32_t>& mine = header.holders[holder_.world_rank];
         mine.store(own_word());
         taken = header.number.load() == number;

@@ -19,7 +19,7 @@ class SharedBlock {
 public:
     using Ticket = std::pair<uint64_t, uint64_t>;  // the offset of its header, and its number
 
-    // Makes a block, zeroed, or takes the one of this ticket, which has so many bytes too. filled: see
+    // Makes a block, zeroed, or takes the one of this ticket, which has this many bytes too. filled: see
     // Comm::shared_block. Throws OutOfMemory, and Error if the others have let go of the block.
     SharedBlock(std::shared_ptr<BufferCache> buffers, Member holder, size_t bytes, const std::optional<Ticket>& ticket,
                 bool filled = false);
@@ -47,6 +47,6 @@ private:
 // Frees the blocks that only processes that have ended hold. The caller makes sure that nobody still writes there.
 void free_lost_blocks(const Segment& segment);
 // Frees these and the registered buffers of such processes, unless a rank may still be writing there (recovery.cpp).
-void free_lost_buffers(Segment& segment);
+void free_memory_of_lost(Segment& segment);
 
 }  // namespace rankwise

@@ -48,14 +48,14 @@ std::shared_ptr<Task> Comm::start_body(std::function<void()> body) {
 std::shared_ptr<Task> Comm::defer(std::shared_ptr<Task> task, Runs runs, std::string site, const CodePlace& place) {
     stand_in_.listen();
     task = stream_.enqueue(std::move(task), std::move(site), place);
-    if (transport_.ring.announce_deferred() || runs == Runs::AtOnce) hurry();
+    if (transport_.steps.announce_deferred() || runs == Runs::AtOnce) hurry();
     return task;
 }
 
 // Called by what was deferred, when it begins.
 void Comm::deferred_begins() {
     group_.peers[rank()].deferred.store(Deferred::None);
-    if (!stream_.last_not_begun() && transport_.ring.announce_deferred()) hurry();
+    if (!stream_.last_not_begun() && transport_.steps.announce_deferred()) hurry();
 }
 
 // A thread runs what is deferred, if the system gives one. If not, whoever waits for it runs it, and a peer that
@@ -82,7 +82,7 @@ void Comm::StandIn::stop() {
     if (!comm_.fork_.is_child() && listens_.exchange(false)) thread_.dismiss(*this);
 }
 
-bool Comm::StandIn::notified() noexcept {
+bool Comm::StandIn::take_notification() noexcept {
     std::atomic<Deferred>& deferred = comm_.group_.peers[comm_.rank()].deferred;
     return deferred.load() == Deferred::Awaited && deferred.exchange(Deferred::None) == Deferred::Awaited;
 }
@@ -105,7 +105,7 @@ void Comm::complete(Started& started, const CallOptions& options) {
         bool later = false;
         ~End() {
             if (later) return;
-            transport.ring.completed();
+            transport.steps.completed();
             transport.end_call();
         }
     } end{transport_};

@@ -27,7 +27,7 @@ private:
     bool begun() const override { return bool(started_.rest); }
     bool ready() const override {
         if (comm_.group_.failed()) return true;  // the rest raises the error
-        StepRing& ring = comm_.transport_.ring;
+        StepRing& ring = comm_.transport_.steps;
         return started_.awaited == Started::kAll ? ring.all_arrived(started_.step)
                                                  : ring.arrived(started_.awaited, started_.step);
     }

@@ -11,7 +11,7 @@ int capi_collectives(rankwise_comm comm);
 int capi_messages(rankwise_comm comm);
 /* Bad arguments; returns likewise. */
 int capi_refusals(rankwise_comm comm);
-/* An all_reduce of so many elements; returns its status. */
+/* An all_reduce of this many elements; returns its status. */
 int capi_reduce(rankwise_comm comm, uint64_t count);
 #ifdef __cplusplus
 }

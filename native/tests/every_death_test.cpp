@@ -108,7 +108,7 @@ void check(const Trial& trial, int rank, const Ending& call, const Ending& next)
     _exit(check::result());
 }
 
-// Returns whether the operation has so many waits.
+// Returns whether the operation has this many waits.
 bool test(const Trial& trial) {
     turns::begin(trial.n, trial.victim, trial.order, trial.fault.kills() ? trial.at : 0);
     const auto segment = Segment::create(trial.n);

@@ -82,7 +82,7 @@ struct Rank {
     void expect(const float* x, uint64_t count, const numbers::Run& right, uint64_t from = 0) const {
         CHECK(right.equals(x, count, from), what << ": " << count << " elements are wrong on rank " << me);
     }
-    // Blocks of so many elements, one from each rank; each begins with its rank's element `from`.
+    // Blocks of this many elements, one from each rank; each begins with its rank's element `from`.
     void expect_blocks(const float* x, uint64_t size, uint64_t from = 0) const {
         for (int r = 0; r < n; ++r) expect(x + size * uint64_t(r), size, numbers::of(r), from);
     }
@@ -317,7 +317,7 @@ inline void add_sized(std::vector<Case>& all, int n, uint64_t most) {
                    }});
 }
 
-// Messages of so many elements.
+// Messages of this many elements.
 inline void add_messages(std::vector<Case>& all, uint64_t count) {
     constexpr DType f32 = DType::F32;
     const std::string text = " of " + std::to_string(count);

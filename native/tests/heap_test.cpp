@@ -34,7 +34,7 @@ struct SmallHeap {
         munmap(base, kBytes);
         close(fd);
     }
-    size_t room(Area area) const { return heap.memory_of(area).bytes; }
+    size_t room(Area area) const { return heap.bytes_of(area).bytes; }
     uint8_t* map() const {
         CHECK(ftruncate(fd, kBytes) == 0);
         return static_cast<uint8_t*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -113,7 +113,7 @@ void kept_memory_is_used_again() {
     const uint64_t block = make(2 * kUnit), end = heap.allocate(1, BlockKind::Text);
     heap.keep(block);
     CHECK_EQ(heap.allocated_blocks(), 1u);
-    CHECK_EQ(heap.room(block, BlockKind::GroupSegment), 0u);
+    CHECK_EQ(heap.block_bytes(block, BlockKind::GroupSegment), 0u);
     CHECK(heap.allocate(1, BlockKind::Text) > end && make(1) > end && make(3 * kUnit) > end);
     CHECK_EQ(make(2 * kUnit), block);
 
@@ -158,7 +158,7 @@ void what_cannot_be_zeroed_is_not_free() {
         refuse_memory();
         heap.release(block);
     }).join();
-    CHECK_EQ(heap.room(block, BlockKind::Buffer), 0u);
+    CHECK_EQ(heap.block_bytes(block, BlockKind::Buffer), 0u);
     const uint64_t other = heap.allocate(kUnit, BlockKind::Buffer);
     CHECK(all_are(small.base + other, kUnit, 0), "new memory is not zeroed");
 }
@@ -168,15 +168,15 @@ void what_was_overwritten_is_no_block() {
     SmallHeap small;
     const Heap& heap = small.heap;
     const uint64_t block = heap.allocate(2 * kUnit, BlockKind::Text), next = heap.allocate(1, BlockKind::Channel);
-    CHECK_EQ(heap.room(block, BlockKind::Text), 2 * kUnit);
-    CHECK_EQ(heap.room(block, BlockKind::Channel), 0u);
+    CHECK_EQ(heap.block_bytes(block, BlockKind::Text), 2 * kUnit);
+    CHECK_EQ(heap.block_bytes(block, BlockKind::Channel), 0u);
     for (uint64_t offset :
          {uint64_t(0), uint64_t(7), block + 8, block + kUnit, next + kUnit, uint64_t(1) << 50, UINT64_MAX})
-        CHECK_EQ(heap.room(offset, BlockKind::Text), 0u);
+        CHECK_EQ(heap.block_bytes(offset, BlockKind::Text), 0u);
     for (uint32_t number : {0u, 1u << 31}) {
         std::memcpy(small.base + small.header.table, &number, sizeof number);  // how many units the first block has
         CHECK(heap.allocated_blocks() > 0);
-        CHECK_EQ(heap.room(block, BlockKind::Text), kUnit);
+        CHECK_EQ(heap.block_bytes(block, BlockKind::Text), kUnit);
     }
 }
 
@@ -185,7 +185,7 @@ void the_memory_of_arrays_lies_apart() {
     const auto made = Segment::create(1), attached = Segment::attach(made->fd());
     const int zeros = open("/dev/zero", O_RDONLY);
     for (const auto& segment : {made, attached}) {
-        const auto [begin, bytes] = segment->heap().memory_of(Area::Data);
+        const auto [begin, bytes] = segment->heap().bytes_of(Area::Data);
         const auto can_write = [&](uint64_t at) { return read(zeros, segment->at(at), 1) == 1 || errno != EFAULT; };
         CHECK(can_write(begin) && can_write(begin + bytes - 1));
         CHECK(!can_write(begin - 1) && !can_write(begin + bytes));
@@ -275,14 +275,14 @@ void stops_and_kills(unsigned seed) {
     }
     for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
     const Heap& heap = segment->heap();
-    heap.free_lost_buffers();
+    heap.free_buffers_of_ended();
     heap.visit(BlockKind::Channel, [&](uint64_t offset) { heap.release(offset); });
     CHECK_EQ(heap.allocated_blocks(), 1u);  // the group of all ranks
     const uint64_t group = segment->header().world_group;
     const GroupSegment& world = *segment->at<GroupSegment>(group);
-    const uint64_t free[] = {group + round_up(world.bytes, kUnit), heap.memory_of(Area::Data).begin};  // of each area
+    const uint64_t free[] = {group + round_up(world.bytes, kUnit), heap.bytes_of(Area::Data).begin};  // of each area
     for (const Area area : kAreas) {
-        const Heap::Stretch& all = heap.memory_of(area);
+        const Heap::Range& all = heap.bytes_of(area);
         const uint64_t begin = free[size_t(area)],  // so large that what is kept has to be freed
             block = heap.reserve(area, all.begin + all.bytes - begin, 100 * kUnit);
         CHECK(all_are(segment->at(block), 100 * kUnit, 0), "seed " << seed << ": new memory is not zeroed");

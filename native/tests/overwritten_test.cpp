@@ -55,7 +55,7 @@ void address_of_a_buffer(bool reduces) {
             if (c.rank() == 1) {
                 bool changed = false;
                 while (!changed) {  // until rank 0 has exposed its buffers; then it waits
-                    for (SlotHeader& header : group_of_all(c).peers[0].headers) {
+                    for (StepHeader& header : group_of_all(c).peers[0].headers) {
                         uint64_t both[2] = {};
                         if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
                         for (uint64_t& each : both) {

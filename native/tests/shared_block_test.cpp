@@ -137,7 +137,7 @@ void a_holder_dies_before_the_others_let_go() {
     const Job job(2);
     auto mine = job.block(0);
     job.lose(1, job.holder(1, mine->ticket()));
-    free_lost_buffers(*job.segment);
+    free_memory_of_lost(*job.segment);
     CHECK_EQ(job.blocks(), 2u);
     mine.reset();
     CHECK_EQ(job.blocks(), 0u);
@@ -150,7 +150,7 @@ void the_last_holder_dies() {
     mine.reset();
     CHECK_EQ(job.blocks(), 2u);
     job.lose(1, pid);
-    free_lost_buffers(*job.segment);
+    free_memory_of_lost(*job.segment);
     CHECK_EQ(job.blocks(), 0u);
 }
 
@@ -164,7 +164,7 @@ void not_while_a_rank_is_writing_there() {
     mine.reset();
     CHECK_EQ(job.blocks(), 2u);
     world.peers[0].writing = 0;
-    free_lost_buffers(*job.segment);
+    free_memory_of_lost(*job.segment);
     CHECK_EQ(job.blocks(), 0u);
 }
 
@@ -174,7 +174,7 @@ void a_thread_that_ends_holds_it() {
     auto mine = job.block(0), theirs = job.block(1, mine->ticket());
     job.segment->mark_exited(1, 1);
     mine.reset();
-    free_lost_buffers(*job.segment);
+    free_memory_of_lost(*job.segment);
     CHECK_EQ(job.blocks(), 2u);
     theirs.reset();
     CHECK_EQ(job.blocks(), 0u);

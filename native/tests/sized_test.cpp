@@ -1,4 +1,4 @@
-// Tests the vector collectives whose counts only the ranks themselves know: in a slot header, in a slot, and beyond.
+// Tests the vector collectives whose counts only the ranks themselves know: in a step header, in a slot, and beyond.
 #include <numeric>
 
 #include "numbers.hpp"

@@ -83,7 +83,7 @@ std::string roll_call(Segment& segment, const CallNames& names, Embedding& progr
     for (const int rank : ranks) {
         text += "  " + name_of_rank(segment, rank) + ": ";
         if (segment.present_process(rank) < 0 && segment.record(rank).joined.load())
-            text += segment.how_it_ended(rank, 0, Embedding::none) + "; it was ";
+            text += segment.await_how_it_ended(rank, 0, Embedding::none) + "; it was ";
         text += where(segment, rank, names) + "\n";
     }
     return text + stacks_of(segment, ranks, program);

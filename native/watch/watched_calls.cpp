@@ -40,7 +40,7 @@ std::optional<WatchedCall> CallRecord::call() const {
 
 WatchedRank* watched_rank(const Segment& segment, int rank) {
     const uint64_t offset = segment.record(rank).extension.load(acquire);
-    const bool whole = offset && segment.heap().room(offset, BlockKind::Extension) >= sizeof(WatchedRank);
+    const bool whole = offset && segment.heap().block_bytes(offset, BlockKind::Extension) >= sizeof(WatchedRank);
     return whole ? segment.at<WatchedRank>(offset) : nullptr;
 }
 

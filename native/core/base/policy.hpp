@@ -55,7 +55,7 @@ inline constexpr size_t kOverlapped = 512 * KiB;
 // If ranks share cores, the thread takes one from them. 4 ranks on 2 cores: a broadcast of 1 MiB, started and waited
 // for, takes 180 us without it and 410 with it, an all_to_all 310 and 480.
 inline constexpr size_t kOverlappedOnSharedCores = 8 * MiB;
-// A thread of the streams ends when it has had none to run for so long: a program that pauses for longer can wait for
+// A thread of the streams ends when it has had none to run for this long: a program that pauses for longer can wait for
 // one to start.
 inline constexpr std::chrono::seconds kIdleThread{1};
 
@@ -70,7 +70,7 @@ inline constexpr size_t kKnownRanges = 8;            // of memory, recently foun
 
 // A rank watches so many other ranks: enough that one of the watchers of a rank always runs.
 inline constexpr int kWatched = 8;
-// A process goes on for so long after SIGTERM, in which it may find a rank lost, and report that.
+// A process goes on for this long after SIGTERM, in which it may find a rank lost, and report that.
 inline constexpr std::chrono::milliseconds kToFindLoss{200}, kToReportLoss{1000};
 // How long an exit status is waited for: if it may be reported, and if it is sure to be.
 inline constexpr std::chrono::milliseconds kLikelyStatus{400}, kSureStatus{5000};
@@ -83,7 +83,7 @@ inline constexpr std::chrono::milliseconds kPatience{50};
 // How long a rank waits for a peer that may be stopped, while that peer may be writing to the rank's array or reading a
 // message from it.
 inline constexpr std::chrono::seconds kStoppedPeer{5};
-// Closing waits so long for a function of the program that runs on the stream ...
+// Closing waits this long for a function of the program that runs on the stream ...
 inline constexpr double kUserCodeTimeout = 0.2;
 // ... and so long for a call to notice that the group has failed, or is closed.
 inline constexpr std::chrono::seconds kToNotice{5};

@@ -31,7 +31,7 @@ constexpr size_t round_up(size_t n, size_t unit) {
     return n > SIZE_MAX - unit ? SIZE_MAX / unit * unit : (n + unit - 1) / unit * unit;
 }
 
-// The bytes of so many items. Throws BadArgument if there are more than an address space can have.
+// The bytes of this many items. Throws BadArgument if there are more than an address space can have.
 inline size_t checked_bytes(uint64_t count, size_t item = 1) {
     size_t bytes;
     if (__builtin_mul_overflow(count, item, &bytes) || bytes > PTRDIFF_MAX)

@@ -1,6 +1,6 @@
 // Every rank receives the blocks of all ranks.
 //
-// inline: in the slot header. staged: each rank writes its block into its slots, piece by piece, and copies out the
+// inline: in the step header. staged: each rank writes its block into its slots, piece by piece, and copies out the
 // other ranks' blocks. single_copy, registered: each rank reads the blocks from its peers' memory. single_copy_put,
 // registered_put: each rank writes its block into its peers' memory.
 #include "collectives/collectives.hpp"
@@ -12,7 +12,7 @@ namespace {
 // In the ranks' own memory, as in_exposed_memory.
 bool get_blocks(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
     return in_exposed_memory(t, choice, {send, blocks.size(t.rank)}, {}, -1, [&](ExposedBuffers& exposed) {
-        copy_own_block(t.ring, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
+        copy_own_block(t.steps, recv + blocks.offset(t.rank), send, blocks.size(t.rank), blocks.total() * size_t(t.n));
         for (int i = 1; i < t.n; ++i) {
             const int from = (t.rank + i) % t.n;
             exposed.get(from, recv + blocks.offset(from), 0, blocks.size(from));
@@ -26,14 +26,14 @@ bool put_block(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv,
     return in_exposed_memory(t, choice, {}, {recv, blocks.total()}, -1, [&](ExposedBuffers& exposed) {
         for (size_t at = 0; at < mine; at += kPutPiece) {
             const size_t length = std::min(kPutPiece, mine - at);
-            copy_own_block(t.ring, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
+            copy_own_block(t.steps, recv + begin + at, send + at, length, blocks.total() * size_t(t.n));
             for (int i = 1; i < t.n; ++i) exposed.put((t.rank + i) % t.n, send + at, begin + at, length);
         }
     });
 }
 
 void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest(), piece = s.slot_bytes();
     uint8_t* own = recv + blocks.offset(s.rank);
     const Copy copy_out = s.copy_for(blocks.total() * size_t(s.n));
@@ -58,7 +58,7 @@ void all_gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const B
 }  // namespace
 
 void all_gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t mine = blocks.size(s.rank), total = blocks.total();
     uint8_t* own = recv + blocks.offset(s.rank);
     if (s.n == 1) return copy_own_block(s, own, send, mine, mine);  // a group of one has no staging

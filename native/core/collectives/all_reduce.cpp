@@ -1,7 +1,7 @@
 // All ranks receive the reduction of all ranks' data. Every algorithm reduces in the order of the ranks, so that all
 // ranks get the same bits.
 //
-// inline: the data travels in the slot headers, and every rank reduces all of it. flat: the same through one slot of
+// inline: the data travels in the step headers, and every rank reduces all of it. flat: the same through one slot of
 // each rank. staged: the data is cut into pieces, and each piece into one share per rank. A rank writes the other
 // ranks' shares into its slot, reduces its own share from all slots, and copies out the other ranks' results (a
 // reduce-scatter followed by an all-gather: Rabenseifner, "Optimization of Collective Reduction Operations", ICCS
@@ -11,7 +11,7 @@
 namespace rankwise::collectives {
 
 void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t piece = s.slot_bytes();
     const uint64_t rounds = rounds_of(bytes, piece);
     const bool receives = root < 0 || s.rank == root;
@@ -66,7 +66,7 @@ void reduce_staged(Transport& t, uint8_t* data, size_t bytes, size_t item, Reduc
 }
 
 static void all_reduce_flat(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     const uint64_t position = s.reserve(bytes);
     s.await_free(position);
@@ -81,7 +81,7 @@ static void all_reduce_flat(Transport& t, uint8_t* data, size_t count, size_t it
 }
 
 void all_reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     Choice choice = chosen(t, Op::AllReduce, bytes);
     for (;;) {

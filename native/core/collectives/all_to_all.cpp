@@ -1,6 +1,6 @@
 // Every rank sends a block to every other rank.
 //
-// inline: the slot header carries all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
+// inline: the step header carries all blocks to all ranks. staged: each rank's slot holds a piece for every other rank,
 // and each rank copies out the pieces meant for it. single_copy, registered: each rank reads its blocks from its peers'
 // memory. Blocks of different sizes are never inline.
 #include "collectives/collectives.hpp"
@@ -8,7 +8,7 @@
 namespace rankwise::collectives {
 
 static void all_to_all_inline(Transport& t, const uint8_t* send, uint8_t* recv, size_t block) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const uint64_t step = s.post(send, block * size_t(s.n));
     t.complete_at(step, Started::kAll, [=, &s] {
         s.await_all(step);
@@ -24,7 +24,7 @@ template <class BeginOf>
 static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, uint8_t* recv, const Blocks& out,
                            const Blocks& in, const BeginOf& begin_of) {
     return in_exposed_memory(t, choice, {send, out.total()}, {}, -1, [&](ExposedBuffers& exposed) {
-        copy_own_block(t.ring, recv + in.offset(t.rank), send + out.offset(t.rank), out.size(t.rank),
+        copy_own_block(t.steps, recv + in.offset(t.rank), send + out.offset(t.rank), out.size(t.rank),
                        in.total() * size_t(t.n));
         for (int i = 1; i < t.n; ++i) {
             const int from = (t.rank + i) % t.n;
@@ -35,7 +35,7 @@ static bool all_to_all_get(Transport& t, Choice& choice, const uint8_t* send, ui
 
 static void all_to_all_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& out, const Blocks& in,
                               size_t largest) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const Copy copy_out = s.copy_for(in.total() * size_t(s.n));
     const DividedSlot divided(s, largest);
     if (!divided.rounds) return copy_out(recv + in.offset(s.rank), send + out.offset(s.rank), out.size(s.rank));

@@ -1,6 +1,6 @@
 // Every rank sends blocks whose sizes only it knows.
 //
-// The slot header carries the size of the longest block and of all. The counts and the blocks follow, in the header or
+// The step header carries the size of the longest block and of all. The counts and the blocks follow, in the header or
 // in the slot. If some rank's blocks are too long, the counts alone do: then all ranks know where their blocks begin in
 // their peers' memory, and the blocks follow as those of an all_to_all.
 #include "collectives/collectives.hpp"
@@ -40,7 +40,7 @@ uint64_t post_blocks(StepRing& s, const uint8_t* send, const Counts& counts, con
 struct Learnt {
     Learnt(Transport& t, uint64_t step, uint64_t position, const Counts& counts, size_t item)
         : receives(size_t(t.n), counts[size_t(t.rank)]), begins(size_t(t.n)), short_blocks(size_t(t.n)) {
-        const StepRing& s = t.ring;
+        const StepRing& s = t.steps;
         const size_t table = size_t(s.n) * sizeof(uint64_t);
         for (int from = 0; from < s.n; ++from) {
             BlocksHeader header;
@@ -57,7 +57,7 @@ struct Learnt {
                 const size_t bytes = checked_bytes(count, item);
                 if (to == s.rank) {
                     receives[size_t(from)] = count;
-                    if (before + bytes > header.total) t.failures.throw_overwritten("a slot header", from);
+                    if (before + bytes > header.total) t.failures.throw_overwritten("a step header", from);
                 } else {
                     begin = checked_bytes(begin + bytes);
                     before += to == from ? 0 : bytes;
@@ -77,7 +77,7 @@ struct Learnt {
 }  // namespace
 
 void all_to_all_sized(Transport& t, const uint8_t* send, const Counts& counts, size_t item, const Room& room) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const Blocks out(counts.data(), s.n, item);
     if (s.n == 1) return copy_own_block(s, room(counts), send, out.total(), out.total());
     const uint64_t position = s.reserve(size_t(s.n) * sizeof(uint64_t) + tuning::kShortBlocks);

@@ -5,7 +5,7 @@
 namespace rankwise::collectives {
 
 void barrier(Transport& t) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const uint64_t step = s.post();
     t.complete_at(step, Started::kAll, [&s, step] { s.await_all(step); });
 }

@@ -1,6 +1,6 @@
 // All ranks receive root's data.
 //
-// inline: in the slot header. staged: root writes each piece into its slot, and the other ranks copy it out.
+// inline: in the step header. staged: root writes each piece into its slot, and the other ranks copy it out.
 // single_copy, registered: the other ranks read root's memory.
 // single_copy_split, registered_split: between two ranks, root writes half of the data while the other reads the rest.
 #include "collectives/collectives.hpp"
@@ -19,7 +19,7 @@ static bool broadcast_exposed(Transport& t, Choice& choice, uint8_t* data, size_
 }
 
 static void broadcast_staged(Transport& t, uint8_t* data, size_t bytes, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool from_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     const Copy copy_out = s.copy_for(bytes * size_t(s.n));
@@ -40,8 +40,7 @@ static void broadcast_staged(Transport& t, uint8_t* data, size_t bytes, int root
 }
 
 void broadcast(Transport& t, uint8_t* data, size_t bytes, int root) {
-    StepRing& s = t.ring;
-    if (s.n == 1) return;  // a group of one has no staging
+    StepRing& s = t.steps;
     const bool from_me = s.rank == root;
     Choice choice = chosen(t, Op::Broadcast, bytes);
     for (;;) {

@@ -72,7 +72,7 @@ inline constexpr bool kAllWrite = true;
 template <class Fill, class Drain>
 [[gnu::noinline]] void pipeline(Transport& t, uint64_t rounds, size_t bytes, bool writes, int awaited, Fill&& fill,
                                 Drain&& drain) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     uint64_t previous_step = 0, previous_position = 0;
     for (uint64_t k = 0; k <= rounds; ++k) {
         uint64_t step = 0, position = 0;
@@ -113,10 +113,10 @@ struct DividedSlot {
     }  // none for a rank's own block
 };
 
-// The bytes that the single step of an operation puts into a rank's slot at most, or one of these. Of blocks that all
-// ranks know to be equal.
-inline constexpr size_t kInHeader = 0, kSeveral = ~size_t(0);  // none; it has several steps
-size_t in_one_step(const Transport& t, Op op, const Blocks& blocks);
+// If the operation has a single step: the bytes that it puts into a rank's slot at most, or kInHeader. kSeveral if it
+// has several steps. blocks: equal on all ranks, as all know.
+inline constexpr size_t kInHeader = 0, kSeveral = ~size_t(0);
+size_t bytes_of_only_step(const Transport& t, Op op, const Blocks& blocks);
 
 // Copies a rank's own block from the buffer it sends to the one it receives into, unless they are the same memory.
 // written: bytes of all ranks' results.
@@ -165,7 +165,7 @@ struct Division {
     }
     Blocks blocks(int n) const;
 };
-// Returns the memory for this rank's block of so many bytes, once the division is known, or throws.
+// Returns the memory for this rank's block of this many bytes, once the division is known, or throws.
 using PartBuffer = std::function<uint8_t*(size_t)>;
 // data, blocks: root's.
 void scatter_sized(Transport& t, Division& division, const uint8_t* data, const Blocks& blocks,

@@ -1,6 +1,6 @@
 // Root receives the blocks of all ranks.
 //
-// inline: in the slot header. staged: every rank but root writes its block into its slots, piece by piece, and root
+// inline: in the step header. staged: every rank but root writes its block into its slots, piece by piece, and root
 // copies the pieces out. single_copy, registered: every rank writes its block into root's memory.
 #include "collectives/collectives.hpp"
 
@@ -14,14 +14,14 @@ static bool gather_exposed(Transport& t, Choice& choice, const uint8_t* send, ui
     const OwnBuffer readable{read ? send : nullptr, blocks.size(t.rank), true},
         writable{to_me ? recv : nullptr, blocks.total()};
     return in_exposed_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
-        const bool non_temporal = t.ring.non_temporal(blocks.total()) && !exposed.writable_registered(root);
+        const bool non_temporal = t.steps.non_temporal(blocks.total()) && !exposed.writable_registered(root);
         const auto written = [&](int from) {  // by the rank itself
             const size_t block = blocks.size(from);
             return exposed.readable(from) ? block - tuning::gathered_by_root(t.conditions(), block, non_temporal)
                                           : block;
         };
         if (!to_me) return exposed.put(root, send, blocks.offset(t.rank), written(t.rank));
-        copy_own_block(t.ring, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
+        copy_own_block(t.steps, recv + blocks.offset(root), send, blocks.size(root), blocks.total());
         for (int from = 0; from < t.n; ++from) {
             if (from == root) continue;
             const size_t already = written(from);
@@ -31,7 +31,7 @@ static bool gather_exposed(Transport& t, Choice& choice, const uint8_t* send, ui
 }
 
 static void gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank), largest = blocks.largest();
     const Copy copy_out = s.copy_for(blocks.total());
@@ -55,7 +55,7 @@ static void gather_staged(Transport& t, const uint8_t* send, uint8_t* recv, cons
 }
 
 void gather(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool to_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     Choice choice = chosen(t, Op::Gather, {blocks.largest(), blocks.total()});

@@ -1,6 +1,6 @@
 // Gathers of blocks whose sizes only the ranks themselves know.
 //
-// The slot header carries the count. A very short block travels in the header too, a short one in the slot. Of a
+// The step header carries the count. A very short block travels in the header too, a short one in the slot. Of a
 // gather, a long one travels as a message, so a rank with a short block waits only when it is several steps ahead. Of
 // an all_gather, if any block is long or an algorithm is forced, all blocks follow as those of an all_gather_v.
 #include "collectives/collectives.hpp"
@@ -50,7 +50,7 @@ void copy_short(const StepRing& s, int from, uint64_t step, uint64_t position, u
 
 void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64_t count, size_t item,
                   const RoomForEach& room, int root, const CallOptions& options) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     const uint64_t position = s.reserve(tuning::kShortBlock);
     if (s.rank != root) {
@@ -83,7 +83,7 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
 }
 
 void all_gather_sized(Transport& t, const uint8_t* block, uint64_t count, size_t item, const Room& room) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     const uint64_t position = s.n > 1 ? s.reserve(tuning::kShortBlock) : 0;  // a group of one has no slots
     const uint64_t step = s.n > 1 ? post_block(s, block, count, bytes, position) : 0;

@@ -3,9 +3,9 @@
 
 namespace rankwise::collectives {
 
-size_t in_one_step(const Transport& t, Op op, const Blocks& blocks) {
+size_t bytes_of_only_step(const Transport& t, Op op, const Blocks& blocks) {
     if (t.n == 1) return kInHeader;
-    const StepRing& s = t.ring;
+    const StepRing& s = t.steps;
     const auto fits = [&](size_t bytes) { return bytes <= s.slot_bytes() ? bytes : kSeveral; };
     if (op == Op::Scan || op == Op::Exscan) return blocks.largest() <= kInline ? kInHeader : fits(blocks.largest());
     const bool whole = op == Op::AllReduce || op == Op::Reduce || op == Op::Broadcast;

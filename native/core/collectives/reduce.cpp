@@ -1,6 +1,6 @@
 // Root receives the reduction of all ranks' data.
 //
-// inline: the data travels in the slot headers, and root reduces all of it. flat: the same through the slots. staged:
+// inline: the data travels in the step headers, and root reduces all of it. flat: the same through the slots. staged:
 // every rank reduces a share of each piece, and root copies the shares out (all_reduce.cpp). single_copy, registered:
 // every rank reduces a share and writes it into root's memory.
 #include "collectives/collectives.hpp"
@@ -8,7 +8,7 @@
 namespace rankwise::collectives {
 
 static void reduce_flat(Transport& t, uint8_t* data, size_t bytes, size_t item, ReduceKernel kernel, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool to_me = s.rank == root;
     const size_t piece = s.slot_bytes();
     pipeline(
@@ -28,7 +28,7 @@ static void reduce_flat(Transport& t, uint8_t* data, size_t bytes, size_t item, 
 }
 
 void reduce(Transport& t, uint8_t* data, size_t count, size_t item, ReduceKernel kernel, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     const bool to_me = s.rank == root;
     Choice choice = chosen(t, Op::Reduce, bytes);

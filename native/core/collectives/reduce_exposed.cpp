@@ -33,7 +33,7 @@ void reduce_pieces(Transport& t, ExposedBuffers& exposed, const uint8_t* own, si
     }
 }
 
-// Every rank's registered buffer of so many bytes.
+// Every rank's registered buffer of this many bytes.
 struct RegisteredBuffers {
     uint8_t* of[kMaxRanks];
     RegisteredBuffers(const Transport& t, const ExposedBuffers& exposed, const uint8_t* own, size_t bytes) {

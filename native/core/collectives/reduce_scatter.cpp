@@ -1,6 +1,6 @@
 // Each rank receives the reduction of its block. Every algorithm reduces in the order of the ranks.
 //
-// inline: the slot headers carry all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
+// inline: the step headers carry all blocks to all ranks. staged: each rank's slot holds a piece of every other rank's
 // block, and each rank reduces the pieces of its own block. single_copy, registered: each rank reduces its block from
 // its peers' memory.
 #include "collectives/collectives.hpp"
@@ -9,7 +9,7 @@ namespace rankwise::collectives {
 
 static void reduce_scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                                   ReduceKernel kernel) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const uint8_t* own = send + blocks.offset(s.rank);
     const size_t mine = blocks.size(s.rank);
     const DividedSlot divided(s, blocks.largest());
@@ -35,7 +35,7 @@ static void reduce_scatter_staged(Transport& t, const uint8_t* send, uint8_t* re
 
 void reduce_scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, size_t item,
                     ReduceKernel kernel) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t mine = blocks.size(s.rank), total = blocks.total();
     Choice choice = chosen(t, Op::ReduceScatter, total);
     for (;;) {

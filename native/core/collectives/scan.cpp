@@ -1,6 +1,6 @@
 // Each rank receives the reduction of the data of the ranks up to itself, or of those before it.
 //
-// The data travels in the slot headers if it is short, and otherwise through the slots, piece by piece. Every rank
+// The data travels in the step headers if it is short, and otherwise through the slots, piece by piece. Every rank
 // reduces what the ranks before it have put there, in the order of the ranks; the last rank puts nothing.
 #include "collectives/collectives.hpp"
 
@@ -8,7 +8,7 @@ namespace rankwise::collectives {
 
 void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t item, ReduceKernel kernel,
           bool exclusive) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const size_t bytes = count * item;
     // from(r): the piece of a rank before this one that corresponds to `mine`.
     const auto reduce = [=, &s](uint8_t* result, const uint8_t* mine, size_t length, uint64_t step, const auto& from) {

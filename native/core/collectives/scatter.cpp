@@ -1,6 +1,6 @@
 // Each rank receives one of root's blocks.
 //
-// inline: the slot header carries all blocks to all ranks. staged: root's slot holds a piece for every other rank, and
+// inline: the step header carries all blocks to all ranks. staged: root's slot holds a piece for every other rank, and
 // each rank copies out its own. single_copy, registered: each rank reads its block from root's memory.
 #include "collectives/collectives.hpp"
 
@@ -12,13 +12,13 @@ static bool scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, u
                             int root) {
     const bool from_me = t.rank == root;
     const size_t some = tuning::copied_by_root(t.conditions(), blocks.size(t.n == 2 ? 1 - root : 0),
-                                               t.ring.non_temporal(blocks.total()));
+                                               t.steps.non_temporal(blocks.total()));
     const OwnBuffer readable{from_me ? send : nullptr, blocks.total()},
         writable{some && !from_me ? recv : nullptr, blocks.size(t.rank), true};
     return in_exposed_memory(t, choice, readable, writable, root, [&](ExposedBuffers& exposed) {
         const size_t taken = some && exposed.writable(1 - root) && !exposed.readable_registered(root) ? some : 0;
         if (!from_me) return exposed.get(root, recv, blocks.offset(t.rank), blocks.size(t.rank) - taken);
-        copy_own_block(t.ring, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
+        copy_own_block(t.steps, recv, send + blocks.offset(root), blocks.size(root), blocks.total());
         if (const int other = 1 - root; taken) {
             const size_t read = blocks.size(other) - taken;
             exposed.put(other, send + blocks.offset(other) + read, read, taken);
@@ -27,7 +27,7 @@ static bool scatter_exposed(Transport& t, Choice& choice, const uint8_t* send, u
 }
 
 static void scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Copy copy_out = s.copy_for(blocks.total());
@@ -54,7 +54,7 @@ static void scatter_staged(Transport& t, const uint8_t* send, uint8_t* recv, con
 }
 
 void scatter(Transport& t, const uint8_t* send, uint8_t* recv, const Blocks& blocks, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const bool from_me = s.rank == root;
     const size_t mine = blocks.size(s.rank);
     const Extent extent(blocks.largest(), blocks.total());

@@ -1,6 +1,6 @@
 // Scatter of blocks whose sizes only root knows.
 //
-// Root's slot header carries the number of items, and the counts and words of the division, which are in root's slot if
+// Root's step header carries the number of items, and the counts and words of the division, which are in root's slot if
 // they do not fit. Short blocks travel with them, in the header or in the slot. If the blocks are long, or an algorithm
 // is forced, a scatter_v with these counts follows.
 #include <numeric>
@@ -23,8 +23,8 @@ struct DivisionHeader {
 struct Sent {
     Sent(const Transport& t, const DivisionHeader& header, size_t counts)
         : table((counts + header.words) * kWord), total(checked_bytes(header.items, header.item)),
-          blocks(t.conditions().forced[size_t(Op::Scatter)] == Algorithm::None && table <= t.ring.slot_bytes() &&
-                 total <= t.ring.slot_bytes() - table &&
+          blocks(t.conditions().forced[size_t(Op::Scatter)] == Algorithm::None && table <= t.steps.slot_bytes() &&
+                 total <= t.steps.slot_bytes() - table &&
                  total < t.conditions().thresholds.single_copy_scatter * size_t(t.n)),
           table_fits(sizeof header + table <= kInline),
           blocks_fit(blocks && table_fits && sizeof header + table + total <= kInline),
@@ -65,14 +65,14 @@ void send_sized(StepRing& s, const Sent& sent, const DivisionHeader& header, con
 }
 
 void receive_sized(Transport& t, Division& division, const PartBuffer& part_buffer, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     const uint64_t step = s.post();
     s.await_sender(root, step);
     DivisionHeader header;
     copy_bytes(&header, s.payload(root, step), sizeof header);
     const size_t counts = division.items ? 0 : size_t(s.n);
     const Sent sent(t, header, counts);
-    if (sent.table > s.slot_bytes()) t.failures.throw_overwritten("a slot header", root);
+    if (sent.table > s.slot_bytes()) t.failures.throw_overwritten("a step header", root);
     const uint64_t position = sent.in_slot ? s.reserve(sent.in_slot) : 0;
     const uint8_t* const head = s.payload(root, step) + sizeof header;
     const uint8_t* const slot = sent.in_slot ? s.slot(root, position) : nullptr;
@@ -102,7 +102,7 @@ Blocks Division::blocks(int n) const {
 
 void scatter_sized(Transport& t, Division& division, const uint8_t* data, const Blocks& blocks,
                    const PartBuffer& part_buffer, int root) {
-    StepRing& s = t.ring;
+    StepRing& s = t.steps;
     if (s.rank != root) return receive_sized(t, division, part_buffer, root);
     const Counts& counts = division.counts;
     const DivisionHeader header{division.items ? *division.items : std::accumulate(counts.begin(), counts.end(), 0ul),

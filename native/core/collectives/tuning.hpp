@@ -64,7 +64,7 @@ inline bool splits(Algorithm algorithm) {
     return algorithm == Algorithm::SingleCopySplit || algorithm == Algorithm::RegisteredSplit;
 }
 
-// How many bytes a rank puts into a slot header with the inline algorithm: its own block, or all blocks.
+// How many bytes a rank puts into a step header with the inline algorithm: its own block, or all blocks.
 constexpr size_t in_header(Op op, const Extent& e) {
     return op == Op::AllGather || op == Op::AllGatherV || op == Op::Gather || op == Op::GatherV ? e.largest : e.total;
 }

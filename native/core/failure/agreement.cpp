@@ -59,24 +59,24 @@ Outcome Agreement::decide(int64_t flags, double timeout) {
     } presence(mine.arrival, pack(number, process_));
     wake();
     const Waiter arrivals_end(timeout);
-    Waiter waiter(timeout, program_);           // until there may be something to do
-    std::optional<Clock::time_point> complete;  // when nobody was awaited any more
+    Waiter waiter(timeout, program_);  // until there may be something to do
+    std::optional<Clock::time_point> nobody_awaited_since;
     const auto ready = [&] {
         uint64_t before = decision.load();
         if (number_of(before) >= number) return true;
         const Arrivals found = arrivals(number);
         std::chrono::duration<double> left = arrivals_end.left();
         if (found.awaited && left.count() > 0 && !futile()) {
-            complete.reset();
+            nobody_awaited_since.reset();
         } else {
             const auto now = Clock::now();
-            left = complete.value_or(now) + found.before * kPatience - now;
-            complete = complete.value_or(now);
+            nobody_awaited_since = nobody_awaited_since.value_or(now);
+            left = *nobody_awaited_since + found.before * kPatience - now;
         }
         waiter.expire_in(left);
         if (left.count() > 0) return false;
         Outcome proposal = found.outcome;
-        if (proposal.status == Outcome::Status::Agreed) this->complete(proposal);
+        if (proposal.status == Outcome::Status::Agreed) complete(proposal);
         mine.proposed[number % 2].store(number);
         std::atomic_thread_fence(std::memory_order_release);
         mine.proposals[number % 2].store(proposal);

@@ -110,10 +110,10 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
     return one_of_each.empty() ? 1 : one_of_each.rbegin()->first;
 }
 
-// A rank's latest calls that its slot headers still hold.
+// A rank's latest calls that its step headers still hold.
 Numbered recent_calls(const PeerSlot& peer) {
-    std::map<uint64_t, const SlotHeader*> by_step;
-    for (const SlotHeader& header : peer.headers)
+    std::map<uint64_t, const StepHeader*> by_step;
+    for (const StepHeader& header : peer.headers)
         if (const uint64_t seq = header.seq.load()) by_step[seq] = &header;
     Numbered calls;
     uint64_t number = peer.calls.load();
@@ -132,14 +132,14 @@ std::vector<Numbered> calls_of(const GroupSegment& group, int n) {
     const uint64_t first = first_different(calls);
     for (int p = 0; p < n; ++p) {
         const PeerSlot& peer = group.peers[p];
-        if (peer.site.state.load() == 2 && peer.site.number == first)
+        if (peer.site.state.load() == CallSite::State::Complete && peer.site.number == first)
             calls[size_t(p)].emplace(first, with_description(peer.site.call, first, peer.last_description));
     }
     return calls;
 }
 
 std::string call_site_of(const PeerSlot& peer) {
-    if (peer.site.state.load() != 2) return "";
+    if (peer.site.state.load() != CallSite::State::Complete) return "";
     return std::string(peer.site.text, strnlen(peer.site.text, sizeof peer.site.text));
 }
 
@@ -180,7 +180,7 @@ void FailureReporter::compare_last() {
     makes_calls_ = false;
     if (t_.group.failed() && t_.group.failure().cause == Cause::Mismatch && !mismatch_thrown_)
         report_mismatch("");  // found by a peer
-    if (!t_.group.failed() && !t_.ring.last_calls_agree()) throw_mismatch();
+    if (!t_.group.failed() && !t_.steps.last_calls_agree()) throw_mismatch();
 }
 
 void FailureReporter::throw_timed_out(uint64_t steps) {
@@ -193,7 +193,7 @@ void FailureReporter::throw_timed_out(uint64_t steps) {
         behind.push_back(p);
         if (t_.group.peers[p].calls.load() < number) absent.push_back(p);
     }
-    const double timeout = t_.ring.timeout;
+    const double timeout = t_.steps.timeout;
     TimeoutReport report;
     report.missing = absent.empty() ? behind : absent;
     report.headline = list_ranks(report.missing) + of_group() +
@@ -218,7 +218,7 @@ RankTexts FailureReporter::states() const {
         const int world_rank = t_.members[size_t(p)].world_rank;
         std::string text;
         if (t_.segment.record(world_rank).joined.load() <= t_.members[size_t(p)].process) text = "has not joined";
-        else if (t_.ended(p)) text = t_.how_it_ended(p);
+        else if (t_.ended(p)) text = t_.await_how_it_ended(p);
         else text = to_string(whereabouts(t_.segment, world_rank), t_.group.number);
         result.emplace_back(p, text);
     }
@@ -234,8 +234,8 @@ RankTexts FailureReporter::request_stacks(const std::vector<int>& peers) const {
 }
 
 std::string FailureReporter::deadlock(double limit) const {
-    if (t_.log.part()) return "";            // the ranks also wait in the operations of which this is a part
-    if (limit < t_.ring.timeout) return "";  // the program means to come back later
+    if (t_.log.part()) return "";             // the ranks also wait in the operations of which this is a part
+    if (limit < t_.steps.timeout) return "";  // the program means to come back later
     return describe_deadlock(awaited_ranks(t_.segment, t_.group, t_.members, limit), t_.rank);
 }
 
@@ -247,8 +247,8 @@ std::string FailureReporter::certain_deadlock() const {
 // was refused.
 void FailureReporter::publish_call_site() {
     CallSite& site = t_.group.peers[t_.rank].site;
-    uint32_t none = 0;
-    if (!site.state.compare_exchange_strong(none, 1)) return;
+    CallSite::State none{};
+    if (!site.state.compare_exchange_strong(none, CallSite::State::BeingWritten)) return;
     std::string text = makes_calls_ ? Stream::call_site(t_.program) : "";
     if (text.size() >= sizeof site.text) text = "..." + text.substr(text.size() - sizeof site.text + 4);
     text.copy(site.text, sizeof site.text - 1);
@@ -256,7 +256,7 @@ void FailureReporter::publish_call_site() {
         site.call = refused_;
         site.number = t_.log.begun() + 1;
     }
-    site.state.store(2);
+    site.state.store(CallSite::State::Complete);
 }
 
 // Ranks that are in a call of this group will soon notice that it failed: wait briefly until they have published where
@@ -266,14 +266,14 @@ void FailureReporter::await_call_sites() const {
     for (int p = 0; p < t_.n; ++p) {
         const int world_rank = t_.members[size_t(p)].world_rank;
         waiter.watch(std::chrono::microseconds(500), [&] {
-            if (t_.group.peers[p].site.state.load() == 2) return true;
+            if (t_.group.peers[p].site.state.load() == CallSite::State::Complete) return true;
             const Whereabouts where = whereabouts(t_.segment, world_rank);
             return !where.inside || where.operation->group != t_.group.number || t_.ended(p);
         });
     }
 }
 
-void FailureReporter::report_mismatch(const std::string& danger) {
+void FailureReporter::report_mismatch(const std::string& writers_warning) {
     mismatch_thrown_ = true;
     constexpr uint64_t kCallsShown = 3;  // of a rank
     publish_call_site();
@@ -299,7 +299,7 @@ void FailureReporter::report_mismatch(const std::string& danger) {
             call += " at " + site;
             sites.emplace_back(p, site);
         } else if (t_.ended(p)) {
-            call += " (" + t_.how_it_ended(p) + ")";
+            call += " (" + t_.await_how_it_ended(p) + ")";
         } else if (!where.inside || where.operation->group != t_.group.number) {
             call += " (now " + to_string(where, t_.group.number) + ")";
         }
@@ -307,7 +307,7 @@ void FailureReporter::report_mismatch(const std::string& danger) {
         if (!differs.empty()) different.push_back(p);
         text += "\n  rank " + std::to_string(p) + ": " + call + (differs.empty() ? "" : "   <-- other " + differs);
     }
-    throw Mismatch(text + danger, texts, sites, different, int64_t(f.sequence));
+    throw Mismatch(text + writers_warning, texts, sites, different, int64_t(f.sequence));
 }
 
 // The message that this rank waits for: "recv from rank 1, tag 0", or "".
@@ -321,8 +321,8 @@ std::string FailureReporter::awaited_message() const {
 // If ranks may still be writing into an array of this rank, a text that says so. Only a collective exposes memory.
 std::string FailureReporter::await_no_writers(const Failure& f) {
     const double limit =
-        f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer).count() : t_.ring.timeout.load();
-    const std::vector<int> writers = t_.memory.await_no_writers(Waiter(limit, t_.program));
+        f.cause == Cause::TimedOut ? std::chrono::duration<double>(kStoppedPeer).count() : t_.steps.timeout.load();
+    const std::vector<int> writers = t_.memory.fail_and_await_writers(Waiter(limit, t_.program));
     if (writers.empty()) return "";
     std::string text = "\n";
     text += list_ranks(writers) +
@@ -334,26 +334,26 @@ std::string FailureReporter::await_no_writers(const Failure& f) {
 void FailureReporter::throw_failure(const std::string& operation, int64_t sequence, const CallOptions& options) {
     options.before_waiting();
     const Failure f = t_.group.failure();
-    const std::string danger = sequence < 0 ? "" : await_no_writers(f);
-    const std::string here = operation == name(Op::None)
-                                 ? ""
-                                 : ", while rank " + std::to_string(t_.members[size_t(t_.rank)].world_rank) +
-                                       " was in " + operation + (sequence < 0 ? "" : " #" + std::to_string(sequence)) +
-                                       of_group();
+    const std::string writers_warning = sequence < 0 ? "" : await_no_writers(f);
+    const std::string while_in = operation == name(Op::None)
+                                     ? ""
+                                     : ", while rank " + std::to_string(t_.members[size_t(t_.rank)].world_rank) +
+                                           " was in " + operation +
+                                           (sequence < 0 ? "" : " #" + std::to_string(sequence)) + of_group();
     switch (f.cause) {
-    case Cause::PeerLost: report_lost(f, here, danger, operation, sequence);
-    case Cause::TimedOut: report_timed_out(f, here, danger, operation, sequence);
-    default: report_mismatch(danger);
+    case Cause::PeerLost: report_lost(f, while_in, writers_warning, operation, sequence);
+    case Cause::TimedOut: report_timed_out(f, while_in, writers_warning, operation, sequence);
+    default: report_mismatch(writers_warning);
     }
 }
 
-void FailureReporter::report_lost(const Failure& f, const std::string& here, const std::string& danger,
+void FailureReporter::report_lost(const Failure& f, const std::string& while_in, const std::string& writers_warning,
                                   const std::string& operation, int64_t sequence) {
     loss_found();
     const int world_rank = t_.members[size_t(f.rank)].world_rank;
     std::string how = f.how, where;
     if (how.empty()) {
-        how = t_.how_it_ended(f.rank);
+        how = t_.await_how_it_ended(f.rank);
         const Whereabouts last = whereabouts(t_.segment, world_rank);
         if (last.begun()) where = (last.inside ? " in " : " after ") + to_string(*last.operation, t_.group.number);
     }
@@ -366,7 +366,7 @@ void FailureReporter::report_lost(const Failure& f, const std::string& here, con
     std::string about = elsewhere ? "in another container" : pid ? "pid " + std::to_string(pid) + " on " + host : "";
     if (world_rank != f.rank) add_to_list(about, "rank " + std::to_string(f.rank) + of_group());
     const std::string who = "rank " + std::to_string(world_rank) + (about.empty() ? " " : " (" + about + ") ");
-    throw PeerLost(who + how + where + here + danger, f.rank, how, operation, sequence, host, pid);
+    throw PeerLost(who + how + where + while_in + writers_warning, f.rank, how, operation, sequence, host, pid);
 }
 
 // What the rank that timed out has reported, or, if it could not, what this rank knows.
@@ -377,22 +377,23 @@ TimeoutReport FailureReporter::timeout_report(const Failure& f) const {
     report.headline = report.missing == std::vector<int>{f.rank}
                           ? "rank " + std::to_string(f.rank) +
                                 " waited for an event, before its next operation, longer than its timeout"
-                          : list_ranks(report.missing) + " did not arrive within " + seconds(t_.ring.timeout);
+                          : list_ranks(report.missing) + " did not arrive within " + seconds(t_.steps.timeout);
     report.states = states();
     return report;
 }
 
-void FailureReporter::report_timed_out(const Failure& f, const std::string& here, const std::string& danger,
-                                       const std::string& operation, int64_t sequence) {
+void FailureReporter::report_timed_out(const Failure& f, const std::string& while_in,
+                                       const std::string& writers_warning, const std::string& operation,
+                                       int64_t sequence) {
     const TimeoutReport report = timeout_report(f);
     // Ranks in the same operation throw the same text.
     const std::string message = awaited_message();
     const std::string text = (message.empty() ? ""
                                               : "rank " + std::to_string(t_.rank) + " was in " + message +
                                                     ", when rank " + std::to_string(f.rank) + " timed out: ") +
-                             report.headline + (sequence == int64_t(f.sequence) || !message.empty() ? "" : here) +
-                             list_states(report.states) + danger;
-    throw TimedOut(text, t_.ring.timeout, report.missing, report.states, operation, sequence, report.stacks);
+                             report.headline + (sequence == int64_t(f.sequence) || !message.empty() ? "" : while_in) +
+                             list_states(report.states) + writers_warning;
+    throw TimedOut(text, t_.steps.timeout, report.missing, report.states, operation, sequence, report.stacks);
 }
 
 }  // namespace rankwise

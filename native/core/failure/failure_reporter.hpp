@@ -43,11 +43,14 @@ public:
     std::string certain_deadlock() const;  // the same before any timeout, if it can be proved
 
 private:
-    [[noreturn]] void report_lost(const Failure& f, const std::string& here, const std::string& danger,
+    // while_in: which call this rank was in, as ", while rank 1 was in all_reduce #3". writers_warning: that peers may
+    // still write into this rank's array, or "".
+    [[noreturn]] void report_lost(const Failure& f, const std::string& while_in, const std::string& writers_warning,
                                   const std::string& operation, int64_t sequence);
-    [[noreturn]] void report_timed_out(const Failure& f, const std::string& here, const std::string& danger,
-                                       const std::string& operation, int64_t sequence);
-    [[noreturn]] void report_mismatch(const std::string& danger);
+    [[noreturn]] void report_timed_out(const Failure& f, const std::string& while_in,
+                                       const std::string& writers_warning, const std::string& operation,
+                                       int64_t sequence);
+    [[noreturn]] void report_mismatch(const std::string& writers_warning);
     TimeoutReport timeout_report(const Failure& f) const;
     std::string await_no_writers(const Failure& f);
     std::string of_group() const;  // " of group 'world.tp'", or "" for the group of all ranks

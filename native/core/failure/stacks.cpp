@@ -53,7 +53,7 @@ void notify(const Segment& segment, const RankRecord& r) {
 template <class Stacks> void publish_stacks(Segment& segment, RankRecord& r, const Stacks& stacks) {
     for (uint32_t request; (request = r.stacks_requested.load()) != r.stacks_answered.load();) {
         const std::string text = tail(stacks());
-        if (segment.heap().room(r.stacks.load(), BlockKind::Text) < kStacksText)
+        if (segment.heap().block_bytes(r.stacks.load(), BlockKind::Text) < kStacksText)
             r.stacks.store(segment.heap().allocate(kStacksText, BlockKind::Text));
         std::memcpy(segment.at<char>(r.stacks.load()), text.c_str(), text.size() + 1);
         r.stacks_answered.store(request);
@@ -132,8 +132,8 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks, std::c
         waiter.watch(std::chrono::microseconds(500), [&] { return answered() || !lives() || is_stopped(pid); });
         if (answered()) {
             const uint64_t stacks = r.stacks.load();
-            const size_t length =
-                strnlen(segment.at<char>(stacks), std::min(kStacksText, segment.heap().room(stacks, BlockKind::Text)));
+            const size_t length = strnlen(segment.at<char>(stacks),
+                                          std::min(kStacksText, segment.heap().block_bytes(stacks, BlockKind::Text)));
             if (length > 0)
                 answers.emplace_back(
                     rank, std::string(segment.at<char>(stacks), length));  // empty while the interpreter shuts down

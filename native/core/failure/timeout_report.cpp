@@ -56,7 +56,7 @@ uint64_t write_report(Segment& segment, const TimeoutReport& report) {
 // Ends at what a stray write has overwritten.
 TimeoutReport read_report(const Segment& segment, uint64_t offset) {
     TimeoutReport report;
-    const std::string_view all(segment.at<char>(offset), segment.heap().room(offset, BlockKind::Text));
+    const std::string_view all(segment.at<char>(offset), segment.heap().block_bytes(offset, BlockKind::Text));
     Entry entry;
     for (size_t at = 0; at + sizeof entry <= all.size(); at += entry.bytes) {
         std::memcpy(&entry, all.data() + at, sizeof entry);

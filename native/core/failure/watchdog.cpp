@@ -149,7 +149,7 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
             if (status != kStatusUnknown) segment->mark_exited(peer.rank, status, peer.process);
             return status != kStatusUnknown;
         };
-        Waiter(kStatusOfDead).watch(std::chrono::milliseconds(2), [&] {
+        Waiter(kStatusOfDead).watch(std::chrono::milliseconds(2), [&] {  // asks for each, unlike all_of
             return std::ranges::count_if(dead, known) == std::ssize(dead);
         });
         for (const Peer& peer : dead) close(peer.pidfd);
@@ -174,6 +174,7 @@ void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& p
     }
     if (!first) return;
     watcher->start(segment);
+    // When the segment releases it, the thread wakes and ends.
     segment->watcher = {watcher.get(), [watcher](Watcher*) { watcher->notify(); }};
     if (!segment->header().statuses_expected) defer_termination();
 }

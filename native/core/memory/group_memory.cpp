@@ -36,7 +36,7 @@ void poison(GroupSegment& view, size_t bytes) {
 GroupMemory::GroupMemory(std::shared_ptr<Segment> segment, uint64_t offset, int rank)
     : segment_(std::move(segment)), offset_(offset), rank_(rank), group_(view(*segment_, offset)) {}
 
-bool GroupMemory::try_begin_or_await() {
+bool GroupMemory::try_begin_or_register() {
     while (!try_begin()) {
         uint32_t now = uses_.load();
         if (now & kClosed) return false;

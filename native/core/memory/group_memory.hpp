@@ -40,7 +40,7 @@ public:
     bool begin_locked() { return begin(kCall, kClosed); }
     // try_begin() once other threads give up the lock. Returns false at the waiter's deadline; check: see Waiter.
     template <class Check> bool begin_when_unlocked(Waiter waiter, const Check& check) {
-        return waiter.sleep({unlocked_}, [this] { return try_begin_or_await(); }, check);
+        return waiter.sleep({unlocked_}, [this] { return try_begin_or_register(); }, check);
     }
     // The call that has begun. Unless a Lock keeps the lock, the call's end gives it up. Functions of their own, since
     // a Use cannot be moved out of an `if`.
@@ -73,7 +73,7 @@ private:
             if (uses_.compare_exchange_weak(now, now + bits)) return true;
         return false;
     }
-    bool try_begin_or_await();
+    bool try_begin_or_register();
     bool take_lease() { return begin(kLease, own_uses() ? 0 : kClosed); }
     void unlock();
     // Ends what these bits stand for.

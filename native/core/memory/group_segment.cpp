@@ -42,7 +42,7 @@ bool GroupSegment::intact() const {
 }
 
 GroupSegment* find_group(const Segment& segment, uint64_t offset) {
-    const size_t room = segment.heap().room(offset, BlockKind::GroupSegment);
+    const size_t room = segment.heap().block_bytes(offset, BlockKind::GroupSegment);
     auto* const group = segment.at<GroupSegment>(offset);
     return room >= sizeof(GroupSegment) && group->bytes <= room && group->intact() ? group : nullptr;
 }
@@ -73,7 +73,7 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
     segment.heap().publish(offset, BlockKind::GroupSegment);  // from now on mark_exited finds this group
     for (const Member& m : members) {
         if (!segment.ended(m.world_rank, m.process)) continue;
-        if (const int lost = group_lost_process(group, m.world_rank, m.process); lost >= 0)
+        if (const int lost = fail_for_ended_process(group, m.world_rank, m.process); lost >= 0)
             group.detach(lost);  // the creator still uses it
     }
     return offset;
@@ -101,7 +101,7 @@ void release_group_segment(Segment& segment, uint64_t offset) {
     GroupSegment& group = *found;
     const Heap& heap = segment.heap();
     const auto release = [&](uint64_t block, BlockKind kind) {
-        if (heap.room(block, kind))
+        if (heap.block_bytes(block, kind))
             heap.release(block);  // else there is none, or a stray write has overwritten its offset
     };
     for (int r = 0; r < group.nranks; ++r) {
@@ -145,7 +145,7 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence,
     wake_all(group);  // even if another rank recorded a failure first: it may have died before it woke the sleepers
 }
 
-int group_lost_process(GroupSegment& group, int world_rank, uint32_t process) {
+int fail_for_ended_process(GroupSegment& group, int world_rank, uint32_t process) {
     if (!group.intact()) return -1;
     for (int i = 0; i < group.nranks; ++i) {
         if (group.member()[i] != world_rank || group.peers[i].process != process) continue;

@@ -1,6 +1,6 @@
 // A group's part of the segment: the memory through which its ranks communicate.
 //
-// Every rank has a peer slot with a ring of slot headers. A header announces one step of the group: the step's number,
+// Every rank has a peer slot with a ring of step headers. A header announces one step of the group: the step's number,
 // the call that it belongs to, and a small inline payload. The staging follows the peer slots: kSlots slots for each
 // rank, through which larger data passes.
 #pragma once
@@ -17,14 +17,14 @@
 
 namespace rankwise {
 
-inline constexpr int kHeaders = 64;       // slot headers in a rank's ring
+inline constexpr int kHeaders = 64;       // step headers in a rank's ring
 inline constexpr int kAhead = 3;          // steps that a schedule may post before it awaits one
 inline constexpr int kStarted = 32;       // operations that a rank may start before it completes the first of them
 inline constexpr int kSlots = 4;          // staging slots of a rank
 inline constexpr size_t kCell = 8 << 10;  // a piece occupies a multiple of this in a slot
-inline constexpr size_t kInline = 96;     // bytes of a slot header's inline payload
+inline constexpr size_t kInline = 96;     // bytes of a step header's inline payload
 
-struct alignas(kCacheLine) SlotHeader {
+struct alignas(kCacheLine) StepHeader {
     std::atomic<uint64_t> seq;           // step + 1, stored after the rest
     std::atomic<uint64_t> history;       // digest of this call and all earlier ones, which the ranks compare
     std::atomic<uint64_t> what, amount;  // the call, for the text of a mismatch
@@ -38,13 +38,14 @@ struct alignas(kCacheLine) SlotHeader {
     }
     Call call() const { return {what.load(std::memory_order_relaxed), amount.load(std::memory_order_relaxed)}; }
 };
-static_assert(sizeof(SlotHeader) == kCacheLine);
+static_assert(sizeof(StepHeader) == kCacheLine);
 
 // Where in the program a rank made its call. Written after the group has failed.
 struct alignas(kCacheLine) CallSite {
-    std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 complete
-    Call call;                    // a call refused because the group had failed: no header announces it
-    uint64_t number;              // of that call; 0 none
+    enum class State : uint32_t { None, BeingWritten, Complete };
+    std::atomic<State> state;
+    Call call;        // a call refused because the group had failed: no header announces it
+    uint64_t number;  // of that call; 0 none
     char text[224];
 };
 
@@ -61,15 +62,16 @@ struct alignas(kCacheLine) LastDescription {
 enum class Deferred : uint32_t { None, Waiting, Awaited };
 
 struct alignas(kCacheLine) PeerSlot {
-    SlotHeader headers[kHeaders];
+    StepHeader headers[kHeaders];
     alignas(kCacheLine) std::atomic<uint32_t> notifications;  // futex: incremented to wake a sleeper in a collective
     std::atomic<uint32_t> waits_for;                          // the rank + 1 that the sleeper waits for
     std::atomic<int32_t> core;                                // the core + 1 on which the rank last had to wait
     std::atomic<Deferred> deferred;                           // an operation that it has started and that nobody runs
     alignas(kCacheLine) std::atomic<uint32_t> message_notifications;  // futex: incremented when a channel made progress
     std::atomic<uint32_t> message_sleepers;                           // the rank's threads that sleep there
-    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;     // whoever has something for this rank notifies its
-    std::atomic<uint32_t> progress_notified;                       // ProgressThread: sets this, and wakes it
+    // For the rank's ProgressThread: whether it waits to be notified, and whether somebody has something for it.
+    alignas(kCacheLine) std::atomic<uint32_t> awaits_progress;
+    std::atomic<uint32_t> progress_notified;
     alignas(kCacheLine) std::atomic<uint64_t> unexpected_used_up;  // the complement of unexpected_room(): 0, before it
                                                                    // has joined, is no limit
     // The bytes of messages without a receive that this rank would still keep.
@@ -160,7 +162,7 @@ inline void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequ
 }
 // This process of `world_rank` has ended: fail the group unless that rank has left it. Returns the rank's number in the
 // group, or -1 if the process is not in it.
-int group_lost_process(GroupSegment& group, int world_rank, uint32_t process);
+int fail_for_ended_process(GroupSegment& group, int world_rank, uint32_t process);
 void wake_all(GroupSegment& group);
 
 }  // namespace rankwise

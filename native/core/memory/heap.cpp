@@ -12,6 +12,7 @@
 
 #include "base/errors.hpp"
 #include "base/policy.hpp"
+#include "base/raise_to.hpp"
 #include "base/text.hpp"
 #include "memory/segment.hpp"
 
@@ -61,7 +62,7 @@ void Heap::divide() {
 }
 
 void Heap::separate_areas() const {
-    for (const Stretch& area : areas_)
+    for (const Range& area : areas_)
         if (mprotect(base_ + area.begin + area.bytes, kGap * kUnit, PROT_NONE) != 0)
             throw Error(std::string("protecting the shared segment: ") + std::strerror(errno));
 }
@@ -75,18 +76,18 @@ bool Heap::is_made_of(uint64_t begin, uint64_t end) const {
            units_ > 2 * kGap && first_ == round_up(begin + units_ * sizeof(Unit), page_bytes());
 }
 
-Heap::Units Heap::units_of(Area area) const {
-    const Stretch& all = memory_of(area);
+Heap::Indices Heap::indices_of(Area area) const {
+    const Range& all = bytes_of(area);
     return {index_of(all.begin), index_of(all.begin + all.bytes)};
 }
 
-Heap::Units Heap::used_units(Area area) const {
-    const auto [begin, end] = units_of(area);
+Heap::Indices Heap::used_indices(Area area) const {
+    const auto [begin, end] = indices_of(area);
     return {begin, begin + std::min(header_.used[size_t(area)].load(), end - begin)};
 }
 
-// Whether these bytes have memory now.
-bool Heap::has_memory(uint64_t begin, uint64_t end) const {
+// Gives memory to those of these bytes that have none. Returns false if there is none to give.
+bool Heap::give_memory(uint64_t begin, uint64_t end) const {
     while (fallocate(fd_, 0, off_t(begin), off_t(end - begin)) != 0)
         if (errno != EINTR) return false;
     return true;
@@ -120,28 +121,29 @@ bool Heap::abandoned(uint32_t index, Word word) const {
 // Calls `check(index, word)` for each block, and for each unit that is free or that a process is just reserving or
 // freeing, until `check` returns false. On the way it frees what is abandoned.
 template <class Check> void Heap::walk(Area area, const Check& check) const {
-    for (uint32_t index = units_of(area).begin; index < used_units(area).end;) {
+    for (uint32_t index = indices_of(area).begin; index < used_indices(area).end;) {
         Word word = unit(index).word.load();
-        const uint32_t units = units_of(index, word);
+        const uint32_t units = length_of(index, word);
         if (word.kind == BlockKind::Retired) free_if_unvisited(index);
         else if (abandoned(index, word) && reserve_again(index, word, units)) free_reserved(index, units);
         word = unit(index).word.load();
         if (!check(index, word)) return;
-        index += units_of(index, word);
+        index += length_of(index, word);
     }
 }
 
-// How many units there are to the next word. A word that a stray write has overwritten counts as one.
-uint32_t Heap::units_of(uint32_t index, Word word) const {
-    const uint32_t data = units_of(Area::Data).begin, end = units_of(index < data ? Area::Control : Area::Data).end;
+// The length of the block that begins here, in units: 1 for a unit that is in no block, or whose word a stray write has
+// overwritten.
+uint32_t Heap::length_of(uint32_t index, Word word) const {
+    const uint32_t data = indices_of(Area::Data).begin, end = indices_of(index < data ? Area::Control : Area::Data).end;
     const bool single =
         word.kind == BlockKind::Free || word.kind == BlockKind::Continued || !word.number || word.number > end - index;
     return single ? 1 : word.number;
 }
 
-// The index of the first of so many free units in a row. Throws OutOfMemory if there is no such row.
+// The index of the first of this many free units in a row. Throws OutOfMemory if there is no such row.
 uint32_t Heap::find(Area area, size_t units) const {
-    const Units all = units_of(area);
+    const Indices all = indices_of(area);
     uint32_t row = 0, end = all.begin, longest = 0;
     walk(area, [&](uint32_t index, Word word) {
         const bool free = word == Word{};  // and not only of this kind: claim would never get an overwritten one
@@ -151,7 +153,7 @@ uint32_t Heap::find(Area area, size_t units) const {
         return row < units;
     });
     if (row >= units) return end - uint32_t(units);
-    const uint32_t used = used_units(area).end;
+    const uint32_t used = used_indices(area).end;
     if (end < used || !row) {
         row = 0;
         end = used;
@@ -160,18 +162,16 @@ uint32_t Heap::find(Area area, size_t units) const {
     if (free_kept()) return find(area, units);
     throw OutOfMemory("shared memory: " + mib(std::min(units, SIZE_MAX / kUnit) * kUnit) + " needed, " +
                       mib(std::max(longest, all.end - end + row) * kUnit) +
-                      " available in one piece of the segment's " + mib(memory_of(area).bytes));
+                      " available in one piece of the segment's " + mib(bytes_of(area).bytes));
 }
 
 // Reserves free units one by one. If another process was faster, it reserves none and returns false.
 bool Heap::claim(Area area, uint32_t index, uint32_t units) const {
-    if (const auto [begin, used] = used_units(area); index + units > used) {
+    if (const auto [begin, used] = used_indices(area); index + units > used) {
         const uint32_t end = index + units;
-        if (!has_memory(table_ + used * sizeof(Unit), table_ + end * sizeof(Unit)))
+        if (!give_memory(table_ + used * sizeof(Unit), table_ + end * sizeof(Unit)))
             throw OutOfMemory("no memory for the heap of the shared segment");
-        std::atomic<uint32_t>& count = header_.used[size_t(area)];
-        for (uint32_t now = used - begin; now < end - begin && !count.compare_exchange_weak(now, end - begin);) {
-        }
+        raise_to(header_.used[size_t(area)], end - begin);
     }
     for (uint32_t i = 0; i < units; ++i) {
         Word free{};
@@ -204,7 +204,7 @@ uint64_t Heap::reserve(Area area, size_t bytes, size_t committed) const {
 void Heap::commit(uint64_t offset, size_t bytes) const {
     const size_t need = round_up(bytes, page_bytes());
     const auto given = [&] {
-        return (need < kCheckedMemory || need <= available_memory()) && has_memory(offset, offset + need);
+        return (need < kCheckedMemory || need <= available_memory()) && give_memory(offset, offset + need);
     };
     if (!given() && !(free_kept() && given()))
         throw OutOfMemory("shared memory: " + mib(need) + " needed, " + mib(available_memory()) + " available");
@@ -228,27 +228,27 @@ void Heap::release(uint64_t offset) const {
     retire(index, unit(index).word.load());
 }
 
-size_t Heap::room(uint64_t offset, BlockKind kind) const {
+size_t Heap::block_bytes(uint64_t offset, BlockKind kind) const {
     const Area area = area_of(kind);
     const uint32_t index = index_of(offset);
-    if (!contains(area, offset, kUnit) || (offset - first_) % kUnit || index >= used_units(area).end) return 0;
+    if (!contains(area, offset, kUnit) || (offset - first_) % kUnit || index >= used_indices(area).end) return 0;
     const Word word = unit(index).word.load();
-    return word.kind == kind ? units_of(index, word) * kUnit : 0;
+    return word.kind == kind ? length_of(index, word) * kUnit : 0;
 }
 
 void Heap::keep(uint64_t offset) const {
     const uint32_t index = index_of(offset);
     const Word word = unit(index).word.load();
-    retire(index, word, kept_bytes() + units_of(index, word) * kUnit <= kKeptGroupMemory);
+    retire(index, word, kept_bytes() + length_of(index, word) * kUnit <= kKeptGroupMemory);
 }
 
 uint64_t Heap::reserve_kept(size_t bytes, size_t committed) const {
     uint64_t found = 0;
     walk(Area::Control, [&](uint32_t index, Word word) {
-        const uint32_t units = units_of(index, word);
+        const uint32_t units = length_of(index, word);
         if (word.kind != BlockKind::Kept || units != (bytes + kUnit - 1) / kUnit || !reserve_again(index, word, units))
             return true;
-        if (has_memory(offset_of(index), offset_of(index) + committed)) found = offset_of(index);
+        if (give_memory(offset_of(index), offset_of(index) + committed)) found = offset_of(index);
         else free_reserved(index, units);
         return !found;
     });
@@ -260,7 +260,7 @@ uint64_t Heap::reserve_kept(size_t bytes, size_t committed) const {
 size_t Heap::kept_bytes() const {
     size_t kept = 0;
     walk(Area::Control, [&](uint32_t index, Word word) {
-        if (word.kind == BlockKind::Kept) kept += units_of(index, word) * kUnit;
+        if (word.kind == BlockKind::Kept) kept += length_of(index, word) * kUnit;
         return true;
     });
     return kept;
@@ -288,7 +288,7 @@ void Heap::retire(uint32_t index, Word word, bool keep) const {
 void Heap::free_if_unvisited(uint32_t index, bool keep) const {
     Unit& first = unit(index);
     for (Word word; (word = first.word.load()).kind == BlockKind::Retired && first.visitors.load() == 0;) {
-        const uint32_t units = units_of(index, word);
+        const uint32_t units = length_of(index, word);
         if (!reserve_again(index, word, units)) return;
         if (first.visitors.load() == 0)
             return keep ? publish(offset_of(index), BlockKind::Kept) : free_reserved(index, units);
@@ -305,7 +305,7 @@ bool Heap::reserve_again(uint32_t index, Word word, uint32_t units) const {
 bool Heap::clear(uint64_t begin, size_t bytes) const {
     while (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes)) != 0) {
         if (errno == EINTR) continue;
-        if (!has_memory(begin, begin + bytes)) return false;
+        if (!give_memory(begin, begin + bytes)) return false;
         std::memset(base_ + begin, 0, bytes);
         break;
     }
@@ -332,9 +332,9 @@ void Heap::visit_block(uint64_t offset, BlockKind kind, const std::function<void
             if (heap.unit(index).visitors.fetch_sub(1) == 1) heap.free_if_unvisited(index);
         }
     };
-    if (!room(offset, kind)) return;
+    if (!block_bytes(offset, kind)) return;
     const Visit visiting(*this, index_of(offset));
-    if (room(offset, kind)) visit(offset);
+    if (block_bytes(offset, kind)) visit(offset);
 }
 
 void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) const {
@@ -344,7 +344,7 @@ void Heap::visit(BlockKind kind, const std::function<void(uint64_t)>& visit) con
     });
 }
 
-void Heap::free_lost_buffers() const {
+void Heap::free_buffers_of_ended() const {
     walk(Area::Data, [&](uint32_t index, Word word) {
         if (word.kind == BlockKind::Buffer && has_ended(word.owner)) retire(index, word);
         return true;

@@ -5,7 +5,8 @@
 // units. Whoever allocates it reserves its units one by one, and then publishes the block; whoever frees it retires it,
 // reserves it again when nobody visits it, clears its pages, and frees its units, or keeps it for the next block of its
 // size. What a process had reserved when it died is freed by the next process that finds it. What a stopped process has
-// reserved stays reserved, and the others use other units.
+// reserved stays reserved, and the others use other units. What a process had published stays when it dies: groups and
+// their channels until their last rank detaches (Segment::mark_exited), arrays until free_buffers_of_ended.
 //
 // The memory of users' arrays lies apart from all else, between pages that nobody can access: what a program writes
 // beyond an array ends the program there, and does not change what the ranks agree on.
@@ -74,13 +75,13 @@ public:
     static size_t bytes_for(size_t bytes);
     // From now on this process cannot access what separates the areas. Throws Error.
     void separate_areas() const;
-    struct Stretch {
+    struct Range {
         uint64_t begin, bytes;
     };
-    const Stretch& memory_of(Area area) const { return areas_[size_t(area)]; }
+    const Range& bytes_of(Area area) const { return areas_[size_t(area)]; }
     // Whether these bytes lie in the area.
     bool contains(Area area, uint64_t offset, size_t bytes) const {
-        const Stretch& all = memory_of(area);
+        const Range& all = bytes_of(area);
         const uint64_t at = offset - all.begin;  // wraps around for an offset before the area
         return at < all.bytes && bytes <= all.bytes - at;
     }
@@ -93,22 +94,23 @@ public:
     uint64_t reserve(Area area, size_t bytes, size_t committed) const;
     void commit(uint64_t offset, size_t bytes) const;
     void publish(uint64_t offset, BlockKind kind) const;
+    // Frees the block, reserved or published, as soon as nobody visits it.
     void release(uint64_t offset) const;
-    // The same for a block that others of its size will soon follow: its memory is kept for them, up to
+    // Like release, but its memory is kept for the next blocks of its size, up to
     // kKeptGroupMemory, until memory is short. reserve_kept is reserve for these, in Area::Control. The memory that
     // `commit` then gives may hold anything.
     void keep(uint64_t offset) const;
     uint64_t reserve_kept(size_t bytes, size_t committed) const;
     // The bytes of the published block of this kind that begins here, or 0 if there is none: what a stray write has put
     // in place of an offset must not be used as one.
-    size_t room(uint64_t offset, BlockKind kind) const;
-    // Calls `visit` for each published block of this kind; the block is not freed during the call. Who visits is only
-    // counted, so a block that a process visited when it was killed stays allocated until the job ends.
+    size_t block_bytes(uint64_t offset, BlockKind kind) const;
+    // Calls `visit` for each published block of this kind; the block is not freed during the call. Visitors are
+    // only counted, so a block that a process visited when it was killed stays allocated until the job ends.
     void visit(BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
     // The same for one block, if this is the offset of a published block of this kind.
     void visit_block(uint64_t offset, BlockKind kind, const std::function<void(uint64_t offset)>& visit) const;
     // Frees the buffers of processes that have ended. The caller makes sure that nobody still writes there.
-    void free_lost_buffers() const;
+    void free_buffers_of_ended() const;
     size_t allocated_blocks() const;
 
 private:
@@ -126,15 +128,15 @@ private:
         std::atomic<uint32_t> visitors;
     };
     static_assert(sizeof(Word) == 8 && std::atomic<Word>::is_always_lock_free);
-    struct Units {
+    struct Indices {
         uint32_t begin, end;
     };
 
     static uint32_t units_between(uint64_t begin, uint64_t end);
     Unit& unit(uint32_t index) const { return reinterpret_cast<Unit*>(base_ + table_)[index]; }
     void divide();
-    Units units_of(Area area) const;
-    Units used_units(Area area) const;
+    Indices indices_of(Area area) const;
+    Indices used_indices(Area area) const;
     uint64_t offset_of(uint32_t index) const;
     uint32_t index_of(uint64_t offset) const;
     template <class Check> void walk(Area area, const Check& check) const;
@@ -148,9 +150,9 @@ private:
     size_t kept_bytes() const;
     bool free_kept() const;
     void free_reserved(uint32_t index, uint32_t units) const;
-    uint32_t units_of(uint32_t index, Word word) const;
+    uint32_t length_of(uint32_t index, Word word) const;
     bool clear(uint64_t begin, size_t bytes) const;
-    bool has_memory(uint64_t begin, uint64_t end) const;
+    bool give_memory(uint64_t begin, uint64_t end) const;
 
     int fd_;
     uint8_t* base_;
@@ -158,7 +160,7 @@ private:
     const RankRecord* ranks_;
     uint64_t table_, first_;  // as in the header, where a stray write may have changed them since
     uint32_t units_;
-    std::array<Stretch, std::size(kAreas)> areas_;
+    std::array<Range, std::size(kAreas)> areas_;
     uint32_t owner_ = kNobody;
 };
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
+#include "base/raise_to.hpp"
 #include "base/version.hpp"
 #include "memory/agreements.hpp"
 #include "memory/group_segment.hpp"
@@ -153,13 +154,6 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     return segment;
 }
 
-namespace {
-void raise_to(std::atomic<uint32_t>& count, uint32_t least) {
-    for (uint32_t now = count.load(); now < least && !count.compare_exchange_weak(now, least);) {
-    }
-}
-}  // namespace
-
 void Segment::add_pidfd(int rank, int pidfd) {
     const int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
     if (own < 0) fail_system("duplicating the descriptor of another rank's process");
@@ -223,7 +217,7 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
         GroupSegment* const group = find_group(*this, offset);
         if (!group) return;
-        if (const int peer = group_lost_process(*group, rank, process); peer >= 0 && group->detach(peer))
+        if (const int peer = fail_for_ended_process(*group, rank, process); peer >= 0 && group->detach(peer))
             unused.push_back(offset);
     });
     for (uint64_t group : unused) release_group_segment(*this, group);
@@ -245,7 +239,7 @@ void Segment::give_up(int rank) {
     announce_roster();
 }
 
-std::string Segment::how_it_ended(int rank, uint32_t process, Embedding& program) const {
+std::string Segment::await_how_it_ended(int rank, uint32_t process, Embedding& program) const {
     const RankRecord& r = record(rank);
     const auto ends = [&] { return ended(rank, process) || r.ending.load() > process; };
     const auto begun = Clock::now();

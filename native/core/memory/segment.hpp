@@ -80,8 +80,8 @@ struct SegmentHeader {
     RankRecord ranks[];
 };
 
-// Where the parts of a segment of so many ranks begin. Nobody reads that from the segment, where a stray write may have
-// changed it.
+// Where the parts of a segment of this many ranks begin. Nobody reads that from the segment, where a stray write may
+// have changed it.
 struct SegmentLayout {
     uint64_t traces;    // kTraced entries for each rank (trace.hpp)
     uint64_t restores;  // the agreements by which all ranks of the job meet again (recovery.cpp)
@@ -118,7 +118,8 @@ public:
     int world_size() const { return world_size_; }
     SegmentHeader& header() const { return *header_; }
     RankRecord& record(int rank) const { return header_->ranks[rank]; }
-    // The offset may be any number if nobody uses the pointer before Heap::contains or Heap::room has checked it.
+    // The offset may be any number if nobody uses the pointer before Heap::contains or Heap::block_bytes has checked
+    // it.
     template <class T = uint8_t> T* at(uint64_t offset) const {
         return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(base_) + offset);
     }
@@ -138,7 +139,8 @@ public:
     // For each rank of this process, the thread that moves its messages in the background (p2p/progress_thread.hpp).
     std::vector<std::shared_ptr<ProgressThread>> progress_threads;
 
-    // Record that this process of `rank` has ended, and fail every group that it had not left.
+    // This process of `rank` has ended: records that, and its status if it is known, fails every group that it had not
+    // left, and releases the groups that nobody uses any more.
     void mark_exited(int rank, int32_t status, uint32_t process = 0);
     bool ended(int rank, uint32_t process) const { return record(rank).exited.load() > process; }
     // The rank's present process, or -1 if it has none that has joined and not ended.
@@ -150,7 +152,7 @@ public:
     // launcher is sure to report it, and briefly even if the rank has only left its groups, because it is then mostly
     // about to exit. The wait counts from the end of the process, so that it is one for all that are lost together.
     // Throws Interrupted, by `program`.
-    std::string how_it_ended(int rank, uint32_t process, Embedding& program) const;
+    std::string await_how_it_ended(int rank, uint32_t process, Embedding& program) const;
     // A number for a new group, unique in the job.
     uint32_t new_group() { return header_->next_group.fetch_add(header_->group_step); }
     // Show a group by this name in messages and traces, cut to 56 characters; those that are not ASCII become "?".

@@ -82,7 +82,7 @@ void Messages::go_on_from_copy(const std::shared_ptr<Request>& r) {
 void Messages::cancel_receive(Request& r) {
     if (r.message_ && r.message_->offer && !r.message_->offer->stretches.empty()) finish_claimed(r.peer_);
     if (r.ended()) return;
-    Memory copy = r.message_ && !r.unsized() ? Memory(r.bytes()) : Memory();
+    Memory copy = r.message_ && !r.in_own_memory() ? Memory(r.bytes()) : Memory();
     end_trace(r, Request::State::Cancelled);
     if (r.held_) receives_.remove(r);
     r.become(Request::State::Cancelled);
@@ -93,7 +93,7 @@ void Messages::cancel_receive(Request& r) {
 void Messages::put_back(const std::shared_ptr<Message>& m, Memory copy) {
     Request& r = *m->receive;
     const uint64_t here = m->header.bytes - m->left;
-    if (r.unsized()) {
+    if (r.in_own_memory()) {
         m->kept = std::move(r.memory_);
     } else {
         m->kept = std::move(copy);
@@ -111,13 +111,14 @@ void Messages::return_message(Request& r) {
 }
 
 void Messages::return_message_locked(Request& r) noexcept {
-    or_fail_group([&] { put_back(r.arrival(), r.unsized() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
+    end_or_fail_group(
+        [&] { put_back(r.arrival(), r.in_own_memory() ? std::move(r.memory_) : copy_of(r.data_, r.bytes())); });
 }
 
 void Messages::return_message(const Arrival& received, const void* data) {
     const auto lock = lock_requests();
     if (closing_) return;
-    or_fail_group([&] { put_back(received, copy_of(data, received.count * itemsize(received.dtype))); });
+    end_or_fail_group([&] { put_back(received, copy_of(data, received.count * itemsize(received.dtype))); });
 }
 
 void Messages::put_back(const Arrival& received, Memory data) {
@@ -142,7 +143,7 @@ void Messages::cancel_and_keep_message(const std::shared_ptr<Request>& r) noexce
 
 void Messages::cancel_or_forget(const std::shared_ptr<Request>& r) noexcept {
     if (r->ended()) return;
-    or_fail_group([&] { r->sends_ ? cancel_send(r) : cancel_receive(*r); });
+    end_or_fail_group([&] { r->sends_ ? cancel_send(r) : cancel_receive(*r); });
     if (r->ended()) return;
     // The group has failed: the message, for which there was no memory, is never complete.
     end_trace(*r, Request::State::Cancelled);
@@ -154,7 +155,7 @@ void Messages::cancel_or_forget(const std::shared_ptr<Request>& r) noexcept {
 
 // The message of a cancelled request must be kept for another receive, or go out all the same. Without memory for that,
 // it is lost, and with it the group.
-template <class Step> void Messages::or_fail_group(const Step& step) noexcept {
+template <class Step> void Messages::end_or_fail_group(const Step& step) noexcept {
     try {
         step();
     } catch (const std::exception&) {
@@ -165,7 +166,7 @@ template <class Step> void Messages::or_fail_group(const Step& step) noexcept {
 // In a failed group: nothing is written any more to the memory of a message that was being received.
 void Messages::forget(Message& m) {
     m.receive = nullptr;
-    if (m.offer) or_fail_group([&] { finish_claimed(m.from); });  // its sender waits for that
+    if (m.offer) end_or_fail_group([&] { finish_claimed(m.from); });  // its sender waits for that
     Incoming& in = incoming_[m.from];
     if (in.message.get() == &m) in.message = nullptr;
     std::erase_if(in.claimed, [&](const auto& each) { return each.get() == &m; });

@@ -14,7 +14,8 @@ namespace rankwise {
 
 // An offered message that both ranks copy, piece by piece, each from one end, until they meet.
 struct CopyJob {
-    // Odd while the sender may copy. Each message has another number, so it copies only what it has read about.
+    // Odd while the sender may begin to copy. It grows with each message, so the sender notices if another one has
+    // taken the place of the one that it has read about.
     alignas(kCacheLine) std::atomic<uint64_t> state;
     // Written by the receiver before that.
     std::atomic<uint64_t> to;                               // where the data goes
@@ -23,7 +24,7 @@ struct CopyJob {
     std::atomic<uint32_t> writing;                          // the sender is copying a piece, or about to
 
     static bool open(uint64_t state) { return state & 1; }
-    // While it lives, the sender may copy.
+    // Sets `writing` while it lives.
     struct Writing {
         CopyJob& job;
         explicit Writing(CopyJob& job) : job(job) { job.writing.store(1); }
@@ -98,7 +99,7 @@ struct Channel {
     uint64_t place_of_header(uint64_t at) const { return at & (capacity - kCacheLine); }
     static uint64_t pad_of(uint64_t end) { return (kCacheLine - end % kCacheLine) % kCacheLine; }
     uint64_t room() const { return capacity - (written.load(std::memory_order_relaxed) - read.load()); }
-    uint64_t waiting() const {
+    uint64_t unread() const {
         const auto bytes = int64_t(written.load() - read.load(std::memory_order_relaxed));
         return uint64_t(std::max(bytes, int64_t(0)));  // a short message may be read before `written` counts it
     }

@@ -50,7 +50,7 @@ inline uint64_t matching_key(int peer, int tag) { return uint64_t(uint32_t(peer)
 // The receives that are not complete, and among them those that have not matched a message.
 class PostedReceives {
 public:
-    explicit PostedReceives(int ranks) : unmatched_from_(size_t(ranks)) {}
+    PostedReceives() = default;
     ~PostedReceives() { clear(); }
     void clear() {
         while (Request* r = all_.first()) {
@@ -70,13 +70,11 @@ public:
         add_matched(r);
         r->number_ = next_++;
         queue.append(*r);
-        ++unmatched(*r);
         ++kinds_[kind(r->peer_, r->tag_)];
     }
     // It is about to match a message, whose source and tag it does not have yet.
     void leave_queue(Request& r) {
         queues_.remove(matching_key(r.peer_, r.tag_), r);
-        --unmatched(r);
         --kinds_[kind(r.peer_, r.tag_)];
     }
     // It is complete, or about to be cancelled.
@@ -90,30 +88,25 @@ public:
     Request* first_for(int from, int tag) const {
         Request* first = nullptr;
         if (!size_) return first;
-        const int any_tags = tag_matches(kAny, tag);
-        for (int any_source : {0, 1})
-            for (int any_tag = 0; any_tag <= any_tags; ++any_tag) {
-                const int peer = any_source ? kAny : from, label = any_tag ? kAny : tag;
-                Request* const r = kinds_[kind(peer, label)] ? queues_.first(matching_key(peer, label)) : nullptr;
+        for (const int peer : {from, kAny})
+            for (const int label : {tag, kAny}) {
+                if (!tag_matches(label, tag) || !kinds_[kind(peer, label)]) continue;
+                Request* const r = queues_.first(matching_key(peer, label));
                 if (r && (!first || r->number_ < first->number_)) first = r;
             }
         return first;
     }
-    // How many receives could match a message from this source.
-    size_t unmatched_for(int from) const { return unmatched_from_[size_t(from)] + from_any_; }
     template <class F> void for_each(F&& f) const {
         for (Request* r = all_.first(); r; r = all_.after(*r)) f(*r);
     }
 
 private:
     static int kind(int peer, int tag) { return (peer == kAny) * 2 + (tag == kAny); }
-    size_t& unmatched(const Request& r) { return r.peer_ == kAny ? from_any_ : unmatched_from_[size_t(r.peer_)]; }
 
     LinkedList<Request, &Request::in_all_> all_;
     Queues<Request, &Request::in_queue_> queues_;
     size_t kinds_[4] = {};  // receives in the queues: with a source and a tag, any tag, any source, any of both
-    std::vector<size_t> unmatched_from_;
-    size_t from_any_ = 0, size_ = 0;
+    size_t size_ = 0;
     uint64_t next_ = 0;
 };
 

@@ -28,8 +28,8 @@ Messages::Messages(std::shared_ptr<Segment> segment, std::shared_ptr<GroupMemory
     : segment_(std::move(segment)), memory_(std::move(memory)), group_(memory_->group()),
       channels_(&group_.channel(0, 0)), transport_(transport), failures_(failures),
       tracer_(*segment_, transport.members[size_t(transport.rank)].world_rank, transport.log.part()),
-      rank_(transport.rank), n_(transport.n), policy_(transport.ring.policy()), outgoing_(n_), arrived_(n_),
-      receives_(n_), incoming_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_),
+      rank_(transport.rank), n_(transport.n), policy_(transport.steps.policy()), outgoing_(n_), arrived_(n_),
+      incoming_(n_), unexpected_limit_(unexpected_limit), lease_(*memory_),
       background_(ProgressThread::of(*segment_, transport.members[size_t(transport.rank)].world_rank)) {
     publish_room();
 }
@@ -241,7 +241,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
     publish_room();
     if (!r->held_) receives_.add_matched(r);
     const uint64_t here = m->header.bytes - m->left;
-    if (r->unsized()) {
+    if (r->in_own_memory()) {
         if (!m->kept) m->kept = std::move(r->memory_);  // which first_arrived has allocated
         give_memory(*r, *m);
     } else {
@@ -332,7 +332,7 @@ bool Messages::accepts(const Request& r, const MessageHeader& h) {
 // receives are pending that all their messages fit into the ring, where each may wait until the program asks for it.
 // A sender that cannot go on before that wakes the thread (listen).
 bool Messages::may_stay_in_ring(const Request& r) const {
-    return r.up_to() && !r.message_ && r.bytes() < kShortMessage &&
+    return r.may_be_shorter() && !r.message_ && r.bytes() < kShortMessage &&
            receives_.size() * kShortMessage <= ring_bytes(n_) / 2;
 }
 
@@ -344,7 +344,7 @@ bool Messages::match_or_fail(Request& r, int from, const MessageHeader& h) {
     r.become(Request::State::Matched);
     if (accepts(r, h)) {
         r.object_ = h.object;
-        r.overflows_ = r.wanted_ == Wanted::Any && r.unsized_for(h.bytes, h.object);
+        r.overflows_ = r.wanted_ == Wanted::Any && r.needs_own_memory(h.bytes, h.object);
         r.count_ = h.count;
         r.dtype_ = DType(h.dtype);
         return true;
@@ -384,8 +384,8 @@ std::vector<std::shared_ptr<Request>> Messages::take_failed() {
 std::shared_ptr<Message> Messages::arrive(int from, const MessageHeader& h, std::optional<Offer> offer) {
     Request* const posted = receives_.first_for(from, h.tag);
     Memory memory;  // before anything changes, since there may be none
-    if (posted && accepts(*posted, h) ? posted->unsized_for(h.bytes, h.object) : !offer || posted)
-        memory = Memory(h.bytes);
+    const bool fits = posted && accepts(*posted, h), stays = offer && !posted;
+    if (fits ? posted->needs_own_memory(h.bytes, h.object) : !stays) memory = Memory(h.bytes);
     auto m =
         std::make_shared<Message>(Message{h, from, h.bytes, nullptr, arrivals_, std::move(offer), std::move(memory)});
     if (m->offer && posted && !claim(*m)) return nullptr;
@@ -394,7 +394,7 @@ std::shared_ptr<Message> Messages::arrive(int from, const MessageHeader& h, std:
         const std::shared_ptr<Request> r = next->held_;
         receives_.leave_queue(*r);
         if (match_or_fail(*r, from, h)) {
-            if (!r->unsized()) m->kept = {};
+            if (!r->in_own_memory()) m->kept = {};
             else give_memory(*r, *m);
             m->at = r->data_;
             attach(r, m);

@@ -197,7 +197,7 @@ private:
     void pull_from(int from, Reads reads = Reads::UntilReceived);             // from may be kAny
     void cancel_or_forget(const std::shared_ptr<Request>& request) noexcept;  // with mutex_ locked, as the next ones
     void cancel_and_keep_message(const std::shared_ptr<Request>& request) noexcept;
-    template <class Step> void or_fail_group(const Step& step) noexcept;
+    template <class Step> void end_or_fail_group(const Step& step) noexcept;
     void return_message_locked(Request& receive) noexcept;
     void drop(const std::shared_ptr<Request>& send);
     void forget(Message& message);
@@ -249,14 +249,14 @@ private:
     template <class Done> bool answered_soon(int peer, const Waiter& waiter, const Done& done);
     enum class AtTimeout : bool { Throw, Return };
     template <class Done>
-    bool wait_until(std::optional<double> timeout, Done&& done, Request* request, const CallOptions& options = {},
+    bool wait_until(std::optional<double> limit, Done&& done, Request* request, const CallOptions& options = {},
                     AtTimeout at_timeout = AtTimeout::Throw);
     template <class Done> void await(int from, int tag, double timeout, Done&& done);
     template <class Done> void check_peers(const Request* request, Done&& done);
     bool waits_in_vain(const Request& receive);
     [[noreturn]] void throw_timed_out(double timeout, const Request* request, const std::string& why);
     static std::string awaited_text(const Request& request);
-    // The progress thread shall move what is pending.
+    // Lets the progress thread move what is pending.
     void go_on_in_background();
     // What the progress thread does. A thread that waits moves everything, so nobody wakes the progress thread
     // meanwhile; nor soon after, since a program that waits for one short message after another would be disturbed by
@@ -269,7 +269,7 @@ private:
     };
     void set_progress(Progress now);
     Next advance() noexcept override;
-    bool notified() noexcept override {
+    bool take_notification() noexcept override {
         return own_slot().progress_notified.load() && own_slot().progress_notified.exchange(0);
     }
 

@@ -72,7 +72,7 @@ Message* Messages::first_arrived(int from, int tag, Request* wanted) {
         Message* const m = arrived_.first_for(from, tag);
         if (!m || !m->offered()) return m;
         if (wanted && accepts(*wanted, m->header)) {
-            if (wanted->unsized_for(m->header.bytes, m->header.object))
+            if (wanted->needs_own_memory(m->header.bytes, m->header.object))
                 wanted->memory_ = Memory(m->header.bytes);  // before the claim, since there may be none
             make_room_in(incoming_[m->from].claimed);
             if (claim(*m)) return m;

@@ -30,7 +30,9 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
         return r.peer_ == kAny ? (rank_ + 1) % n_ : r.peer_;
     };
     std::vector<std::shared_ptr<const Request>> all;
-    if (!request) {
+    if (request) {
+        all.push_back(request->shared_from_this());
+    } else {
         const auto lock = lock_requests();
         receives_.for_each([&](const Request& r) { all.push_back(r.shared_from_this()); });
         for (const Outgoing& out : outgoing_) {
@@ -39,7 +41,6 @@ template <class Done> void Messages::check_peers(const Request* request, Done&& 
                 if (!r->ended()) all.push_back(r);
         }
     }
-    if (const auto peer = request ? peer_that_left(*request) : std::nullopt) failures_.throw_lost(*peer, operation);
     for (auto& r : all)
         if (const auto peer = peer_that_left(*r)) failures_.throw_lost(*peer, operation);
 }
@@ -102,7 +103,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
                           AtTimeout at_timeout) {
     const GroupMemory::Use lease = memory_->lease();
     if (!lease) throw Closed(kClosedTooEarly);
-    const double timeout = limit.value_or(transport_.ring.timeout);
+    const double timeout = limit.value_or(transport_.steps.timeout);
     bool moved = false, soon = true;
     int peer = kAny;  // the request's; kAny may become a rank
     auto try_once = [&] {
@@ -132,7 +133,7 @@ bool Messages::wait_until(std::optional<double> limit, Done&& done, Request* req
     if (transport_.conditions().oversubscribed) policy.yields = kYieldsForMessage;
     if (answered_soon(peer, waiter, poll_once) || waiter.poll(policy, poll_once)) return true;
     // With a limit of its own, the program means to come back.
-    const bool limited = limit || timeout < transport_.ring.first_timeout;
+    const bool limited = limit || timeout < transport_.steps.first_timeout;
     const bool may_be_vain =
         request && !request->sends_ && !limited && at_timeout == AtTimeout::Throw && !is_engine_thread;
     VainWait vain(own_slot());
@@ -185,7 +186,7 @@ void Messages::throw_timed_out(double timeout, const Request* request, const std
     }
     const RankTexts where = failures_.states();
     // With a timeout shorter than the group's, the program means to come back later, so no stacks are requested.
-    const RankTexts stacks = timeout < transport_.ring.timeout ? RankTexts() : failures_.request_stacks(missing);
+    const RankTexts stacks = timeout < transport_.steps.timeout ? RankTexts() : failures_.request_stacks(missing);
     const std::string headline = "rank " + std::to_string(rank_) + "'s " + what + why;
     throw TimedOut(headline + list_states(where), timeout, missing, where,
                    request ? name(request->sends_ ? Op::Send : Op::Recv) : name(Op::Sync), -1, stacks);
@@ -242,7 +243,7 @@ void Messages::go_on_in_background() {
 // For a receive that may stay in the ring: senders that wait for it notify the progress thread. Called before this rank
 // looks for the message, so that none is missed.
 void Messages::listen(const Request& r) {
-    if (listens_ || !r.up_to()) return;
+    if (listens_ || !r.may_be_shorter()) return;
     background_.listen(*this);
     listens_ = true;
 }

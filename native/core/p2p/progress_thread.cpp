@@ -80,7 +80,7 @@ Clock::time_point ProgressThread::visit_all(std::unique_lock<std::mutex>& lock) 
     const Clock::time_point now = Clock::now();
     Clock::time_point earliest = kNever;
     for (BackgroundWork* each = list_.first(); each;) {
-        const bool ends = (each->notified() || each->due_ <= now) && !visit(*each, lock);
+        const bool ends = (each->take_notification() || each->due_ <= now) && !visit(*each, lock);
         BackgroundWork* const next = list_.after(*each);
         if (ends) {
             list_.remove(*each);

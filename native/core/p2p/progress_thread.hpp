@@ -28,7 +28,7 @@ public:
     // Moves what there is to move.
     virtual Next advance() noexcept = 0;
     // Whether somebody has notified this group since the last call.
-    virtual bool notified() noexcept = 0;
+    virtual bool take_notification() noexcept = 0;
 
 protected:
     ~BackgroundWork() = default;

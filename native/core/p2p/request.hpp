@@ -155,12 +155,12 @@ private:
     void become(State next) { state_.store(next, std::memory_order_release); }
     bool ended() const { return state() >= State::Cancelled; }
     uint64_t bytes() const { return count_ * itemsize(dtype_); }
-    bool unsized() const { return wanted_ == Wanted::Object || overflows_; }
+    bool in_own_memory() const { return wanted_ == Wanted::Object || overflows_; }
     // Whether the message may be shorter than the caller's memory.
-    bool up_to() const { return wanted_ == Wanted::UpTo || (wanted_ == Wanted::Any && data_); }
+    bool may_be_shorter() const { return wanted_ == Wanted::UpTo || (wanted_ == Wanted::Any && data_); }
     // Whether this message, which the receive accepts, does not go to the caller's memory.
-    bool unsized_for(uint64_t bytes, bool object) const {
-        return unsized() || (wanted_ == Wanted::Any && (object || bytes > this->bytes()));
+    bool needs_own_memory(uint64_t bytes, bool object) const {
+        return in_own_memory() || (wanted_ == Wanted::Any && (object || bytes > this->bytes()));
     }
     template <class F> void for_stretches(uint64_t at, uint64_t bytes, F&& f) const {
         if (stretches_.empty()) return f(data_ + at, bytes);

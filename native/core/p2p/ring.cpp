@@ -106,7 +106,7 @@ bool Messages::read_messages(int from, Reads reads) {
     bool moved = false;
     for (;;) {
         const uint64_t before = c->read.load(std::memory_order_relaxed);
-        uint64_t at = before, waiting = c->waiting();
+        uint64_t at = before, waiting = c->unread();
         if (waiting > c->capacity) throw_overwritten("a count of bytes", from, rank_);
         bool received = false;
         if (!in.message && !in.pad && waiting >= sizeof(MessageHeader) && !read_header(*c, from, at, waiting))

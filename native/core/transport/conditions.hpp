@@ -15,7 +15,7 @@ namespace rankwise {
 
 enum class Algorithm : uint8_t {
     None,
-    Inline,           // the data travels in the slot header that announces the step
+    Inline,           // the data travels in the step header that announces the step
     Flat,             // through the slots; each rank that needs a result reduces all of it
     Staged,           // through the slots, in pieces; in a reduction each rank reduces a share of every piece
     SingleCopy,       // ranks read their peers' private memory (get); in a reduction they also write results there
@@ -30,7 +30,8 @@ inline constexpr int kAlgorithms = 10;
 
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
 
-// What the program sets for its groups; all ranks must give the same.
+// What the program sets for its groups. `forced`, `oversubscribed` and `tuning` must be the same on all ranks; single
+// copy needs the consent of all.
 struct Settings {
     Forced forced{};
     std::optional<bool> oversubscribed;  // overrides the comparison of ranks with cores
@@ -39,7 +40,7 @@ struct Settings {
     bool part = false;                   // its operations are parts of another communicator's, which traces them
     Tuning tuning{};
     uint64_t unexpected_bytes = 64 << 20;   // limit on the unexpected messages that this rank keeps
-    Embedding* program = &Embedding::none;  // may differ between the ranks
+    Embedding* program = &Embedding::none;  // this rank's
 };
 
 struct Conditions {

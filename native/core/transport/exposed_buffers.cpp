@@ -3,7 +3,7 @@
 namespace rankwise {
 
 ExposedBuffers::ExposedBuffers(Transport& t, Exposure least, const OwnBuffer& readable, const OwnBuffer& writable)
-    : s_(t.ring), memory_(t.memory) {
+    : s_(t.steps), memory_(t.memory) {
     Announced& mine = announced_[t.rank];
     mine = {address_of(readable, least), address_of(writable, least)};
     const bool lacks = mine.readable == kUnreachable || mine.writable == kUnreachable;

@@ -32,7 +32,7 @@ public:
     bool writable_registered(int rank) const { return is_registered(announced_[rank].writable); }
     // A rank's registered readable buffer.
     uint8_t* registered(int rank, size_t bytes) const {
-        return memory_.in_segment(rank, announced_[rank].readable & ~PeerMemory::kInSegment, bytes);
+        return memory_.in_segment(rank, announced_[rank].readable, bytes);
     }
     // Copy from a buffer that the peer exposes, or into it.
     void get(int peer, void* dst, size_t offset, size_t bytes) {
@@ -64,7 +64,7 @@ private:
     // constructor may throw too, when others have begun to write.
     struct NoWriters {
         PeerMemory& memory;
-        ~NoWriters() { memory.await_no_writers(); }
+        ~NoWriters() { memory.fail_and_await_writers(); }
     };
 
     StepRing& s_;

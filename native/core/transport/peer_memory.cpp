@@ -90,24 +90,23 @@ void PeerMemory::throw_address_overwritten(int peer) {
     __builtin_unreachable();  // which GCC does not see, and warns
 }
 
-uint8_t* PeerMemory::in_segment(int peer, uint64_t offset, size_t bytes) {
-    uint8_t* const memory = segment_.at(offset);
+uint8_t* PeerMemory::in_segment(int peer, uint64_t described, size_t bytes) {
+    uint8_t* const memory = segment_.at(described & ~kInSegment);
     if (!segment_.contains_data(memory, bytes)) throw_address_overwritten(peer);
     return memory;
 }
 
 void PeerMemory::copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) {
     const Copy copy = copy_for(bytes * size_t(n_) >= group_.non_temporal_from);
-    constexpr bool kNothingYet = true;
-    const auto check_copied = [&](bool copied) {
+    const auto check_copied = [&](bool copied = true) {
         if (copied && !group_.failed()) return;
         set_writing(false);
         if (!copied) failures_.throw_lost(peer);
         check();
     };
-    check_copied(kNothingYet);
+    check_copied();
     if (!bytes) return;
-    uint8_t* const in_segment = there & kInSegment ? this->in_segment(peer, there & ~kInSegment, bytes) : nullptr;
+    uint8_t* const in_segment = there & kInSegment ? this->in_segment(peer, there, bytes) : nullptr;
     for (size_t done = 0; done < bytes; done += kBytesPerCheck) {
         const size_t length = std::min(kBytesPerCheck, bytes - done);
         if (in_segment) copy((writes ? in_segment : here) + done, (writes ? here : in_segment) + done, length);
@@ -125,7 +124,7 @@ void PeerMemory::put(int peer, const void* src, uint64_t address, size_t bytes) 
     copy_peer_memory(peer, kPut, static_cast<uint8_t*>(const_cast<void*>(src)), address, bytes);
 }
 
-std::vector<int> PeerMemory::await_no_writers(const Waiter& waiter) {
+std::vector<int> PeerMemory::fail_and_await_writers(const Waiter& waiter) {
     std::vector<int> writers;
     if (!exposed_ || fork_.is_child()) return writers;
     set_writing(false);  // else two ranks would wait for each other

@@ -68,8 +68,8 @@ public:
         return segment_.contains_data(p, 1) ? segment_.offset_of(p) | kInSegment : reinterpret_cast<uint64_t>(p);
     }
     bool is_registered(const void* memory, size_t bytes) const { return segment_.contains_data(memory, bytes); }
-    // Registered memory that a peer has described by its offset; throws if there is none.
-    uint8_t* in_segment(int peer, uint64_t offset, size_t bytes);
+    // Registered memory as a peer has described it; throws if there is none.
+    uint8_t* in_segment(int peer, uint64_t described, size_t bytes);
     // Copy from or to the memory of a peer that is in the same operation.
     void get(int peer, void* dst, uint64_t address, size_t bytes);
     void put(int peer, const void* src, uint64_t address, size_t bytes);
@@ -100,7 +100,7 @@ public:
     void set_exposed(bool now) { exposed_ = now; }
     // If so, fail the group, and wait until no peer writes there any more. Returns the ranks that are still writing,
     // which only a rank that is stopped can do for so long.
-    std::vector<int> await_no_writers(const Waiter& waiter = Waiter(kStoppedPeer));
+    std::vector<int> fail_and_await_writers(const Waiter& waiter = Waiter(kStoppedPeer));
 
 private:
     QualifiedPid pid_of(int peer) const {

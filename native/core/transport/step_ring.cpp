@@ -17,11 +17,11 @@ void StepRing::commit_slot(uint64_t position) {
 }
 
 bool StepRing::last_calls_agree() const {
-    const SlotHeader* mine = group_.peers[rank].headers;
+    const StepHeader* mine = group_.peers[rank].headers;
     for (int p = 0; p < n; ++p) {
         for (uint64_t end = next_; end > 0 && end + kHeaders > next_; --end) {
             const size_t at = (end - 1) % kHeaders;
-            const SlotHeader& theirs = group_.peers[p].headers[at];
+            const StepHeader& theirs = group_.peers[p].headers[at];
             if (theirs.seq.load() != end) continue;
             // Overwritten if the peer has posted the step before the next one that uses this header: then it makes
             // further calls, and compares.

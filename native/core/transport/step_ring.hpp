@@ -1,4 +1,4 @@
-// The protocol under every collective: numbered steps, announced by slot headers, with data in slots.
+// The protocol under every collective: numbered steps, announced by step headers, with data in slots.
 //
 // All ranks of a group run the same schedule of steps. post() announces this rank's next step; await() waits for a
 // peer's step and compares the two ranks' calls. Posting a step also acknowledges everything that this rank released
@@ -52,7 +52,7 @@ public:
         // The header's previous step s is kHeaders back. A reader may have kStarted operations to complete, so it has
         // surely read step s once it has posted step s + kStarted + 1, the (s + kStarted + 2)th.
         if (step >= kHeaders) await_value_all(step - kHeaders + kStarted + 2);
-        SlotHeader& header = group_.peers[rank].headers[step % kHeaders];
+        StepHeader& header = group_.peers[rank].headers[step % kHeaders];
         header.set_call(log_.history(), log_.call());
         if (bytes) std::memcpy(header.payload, payload, bytes);
         // Sequentially consistent, as is the registration of a sleeper: either this rank sees the sleeper, or the
@@ -69,9 +69,9 @@ public:
     void await(int peer, uint64_t step) {
         assert(step + kHeaders > next_ && step <= next_);
         await_value(peer, step + 1);
-        const SlotHeader& header = group_.peers[peer].headers[step % kHeaders];
+        const StepHeader& header = group_.peers[peer].headers[step % kHeaders];
         if (header.history.load(std::memory_order_relaxed) != log_.history()) failures_.throw_mismatch();
-        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.throw_overwritten("a slot header", peer);
+        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.throw_overwritten("a step header", peer);
     }
     void await_all(uint64_t step) {
         for (int p = 0; p < n; ++p)
@@ -81,11 +81,11 @@ public:
     // The same for a rank that only sends and so may be ahead of this one. If it is, prefetch its next header, which
     // arrives before the program's next call.
     void await_sender(int peer, uint64_t step) {
-        const SlotHeader* headers = group_.peers[peer].headers;
+        const StepHeader* headers = group_.peers[peer].headers;
         const bool ahead = headers[step % kHeaders].seq.load(std::memory_order_acquire) > step;
         await(peer, step);
         if (!ahead) return;
-        const SlotHeader& next = headers[(step + 1) % kHeaders];
+        const StepHeader& next = headers[(step + 1) % kHeaders];
         __builtin_prefetch(&next);
         __builtin_prefetch(next.payload + kInline - 1);
     }
@@ -102,7 +102,7 @@ public:
     // last ones, nobody has compared their calls.
     bool last_calls_agree() const;
 
-    // Reserve room for the next piece of so many bytes, and return its position in the staging of every rank, which
+    // Reserve room for the next piece of this many bytes, and return its position in the staging of every rank, which
     // only grows. Every rank reserves the same positions, even if it writes nothing. Short pieces share a slot, so a
     // sender can be three slots full of them ahead of the receivers.
     uint64_t reserve(size_t bytes) {
@@ -130,7 +130,7 @@ public:
     // In an operation of several steps: this rank has finished reading at that position; its next post announces it.
     void release(uint64_t position) { read_by_step_[slot_of(position)] = next_ + 1; }
 
-    // Whether this rank may start an operation of one step, with a piece of so many bytes (0: none), without waiting
+    // Whether this rank may start an operation of one step, with a piece of this many bytes (0: none), without waiting
     // for a peer.
     bool may_start(size_t bytes) {
         may_fill_up_to_ = position_;

@@ -54,7 +54,7 @@ public:
     Transport(Segment& segment, const GroupMemory& owned, int rank, const Settings& settings, ErrorSource& failures)
         : segment(segment), group(owned.group()), failures(failures), program(*settings.program),
           members(members_of(group)), rank(rank), n(int(members.size())), log(segment, group, rank, settings.part),
-          ring(segment, owned, rank, log, failures, program), memory(segment, group, members, rank, log, failures) {}
+          steps(segment, owned, rank, log, failures, program), memory(segment, group, members, rank, log, failures) {}
 
     Segment& segment;
     GroupSegment& group;
@@ -63,7 +63,7 @@ public:
     const std::vector<Member> members;  // by rank
     const int rank, n;
     CallLog log;
-    StepRing ring;
+    StepRing steps;
     PeerMemory memory;
 
     Started* started = nullptr;  // the operation that runs now is only started
@@ -77,7 +77,7 @@ public:
 
     // The current call has ended.
     void end_call() {
-        ring.prefetch_next();
+        steps.prefetch_next();
         log.end();
     }
 
@@ -85,14 +85,14 @@ public:
     // Called before the program's first operation.
     void set_conditions(const Conditions& agreed) {
         conditions_ = agreed;
-        ring.set_policy(WaitPolicy::when(agreed.oversubscribed));
+        steps.set_policy(WaitPolicy::when(agreed.oversubscribed));
         memory.set_joined(agreed.single_copy);
     }
     bool ended(int peer) const {
         return segment.ended(members[size_t(peer)].world_rank, members[size_t(peer)].process);
     }
-    std::string how_it_ended(int peer) const {
-        return segment.how_it_ended(members[size_t(peer)].world_rank, members[size_t(peer)].process, program);
+    std::string await_how_it_ended(int peer) const {
+        return segment.await_how_it_ended(members[size_t(peer)].world_rank, members[size_t(peer)].process, program);
     }
     // kScratch bytes of private memory for data read from peers.
     uint8_t* scratch() {

@@ -33,7 +33,7 @@ std::span<uint8_t> bytes_of(void* memory, size_t bytes) { return {static_cast<ui
 
 // A call as a rank announces it, and what follows from it.
 void announce(Input& input, PeerSlot& peer) {
-    SlotHeader& header = peer.headers[input.below(4)];
+    StepHeader& header = peer.headers[input.below(4)];
     header.set_call(input.below(3), {input.take<uint64_t>(), input.below(3)});
     header.seq = input.below(8);
     peer.calls = input.below(8);
@@ -54,7 +54,7 @@ void overwrite(Input& input, Ranks& ranks, GroupSegment& group, std::span<uint8_
     case 4: ranks.segment->record(int(rank)).exit_status = uint64_t(1) << 32 | input.take<uint32_t>(); break;
     case 5: input.overwrite(report.first(512)); break;
     case 6: peer.report = input.below(2) ? ranks.segment->offset_of(report.data()) : input.take<uint64_t>(); break;
-    case 7: peer.site.state = uint32_t(input.below(4)); break;
+    case 7: peer.site.state = CallSite::State(input.below(4)); break;
     }
 }
 
@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TimeoutReport report{"rank 1 did not come", {1}, {{0, "in barrier #1 for 2.5 s"}, {1, "for 2.6 s"}}, {{1, " "}}};
     const uint64_t text = write_report(*ranks.segment, report);
     for (int rank = 0; rank < 2; ++rank) {
-        group.peers[rank].site.state = 2;  // else each mismatch would wait for it
+        group.peers[rank].site.state = CallSite::State::Complete;  // else each mismatch would wait for it
         group.peers[rank].report = text;
     }
     const Cause cause = Cause(1 + input.below(3));

@@ -45,7 +45,7 @@ void look(const Segment& segment, uint64_t report) {
     const Heap& heap = segment.heap();
     heap.allocated_blocks();
     for (int kind = 0; kind < 12; ++kind)
-        heap.visit(BlockKind(kind), [&](uint64_t offset) { heap.room(offset, BlockKind(kind)); });
+        heap.visit(BlockKind(kind), [&](uint64_t offset) { heap.block_bytes(offset, BlockKind(kind)); });
     const TimeoutReport found = read_report(segment, report);
     list_states(found.states);
     list_ranks(found.missing);
@@ -60,7 +60,7 @@ void change(Segment& segment, Input& what) {
     const int rank = int(what.below(size_t(segment.world_size())));
     switch (what.below(5)) {
     case 0: segment.mark_exited(rank, what.take<int32_t>(), what.take<uint8_t>()); break;
-    case 1: segment.heap().free_lost_buffers(); break;
+    case 1: segment.heap().free_buffers_of_ended(); break;
     case 2: segment.heap().release(segment.heap().allocate(what.take<uint32_t>() % MiB, BlockKind::Text)); break;
     case 3: release_group_segment(segment, create_group_segment(segment, {{rank, 0}})); break;
     case 4: segment.name_group(what.take<uint32_t>(), what.text()); break;
