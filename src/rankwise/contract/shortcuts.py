@@ -64,18 +64,18 @@ class Shortcuts:
     """
 
     all_reduce_array: Callable[..., bool] = _not_done
-    """all_reduce_array(x, op, given=None): given: an array of x's dtype and shape, with memory of its own, whose
-    elements x gets first; None: x's own are reduced.
+    """all_reduce_array(result, op, source=None): source: an array of the result's dtype and shape, with memory of its
+    own; None: the result's elements are reduced.
     """
 
     reduce_array: Callable[..., bool] = _not_done
-    """reduce_array(x, dst, op, given=None): likewise. given: on dst."""
+    """reduce_array(result, dst, op, source=None): as in all_reduce_array; off dst, `result` is what is reduced."""
 
     broadcast_array: Callable[..., bool] = _not_done
-    """broadcast_array(x, src, given=None): likewise. given: on src."""
+    """broadcast_array(result, src, source=None): source: as in all_reduce_array, on src."""
 
     all_reduce_number: Callable[..., Any] = _not_taken
-    """all_reduce_number(x, op): returns the result of a number of Python's. The next two likewise."""
+    """all_reduce_number(x, op): as the others of this kind, returns the result of a number of Python's."""
 
     reduce_number: Callable[..., Any] = _not_taken
     """reduce_number(x, dst, op): None off dst."""
@@ -84,7 +84,7 @@ class Shortcuts:
     """broadcast_number(x, src)"""
 
     all_gather_result: Callable[..., Any] = _not_taken
-    """all_gather_result(x, out): returns the result: `out`, or a new array if that is None. The next five likewise."""
+    """all_gather_result(x, out): as the others of this kind, returns `out`, or a new array if that is None."""
 
     gather_result: Callable[..., Any] = _not_taken
     """gather_result(x, dst, out): None off dst."""
@@ -105,13 +105,13 @@ class Shortcuts:
     """scan_array(x, op, out): out has x's shape."""
 
     exscan_array: Callable[..., bool] = _not_done
-    """exscan_array(x, op, out): likewise; out of rank 0 stays as it is."""
+    """exscan_array(x, op, out): out has x's shape; that of rank 0 stays as it is."""
 
     all_gather_rows: Callable[..., Any] = _not_taken
     """all_gather_rows(x, out): all_gather_v of the rows of x, whose number only this rank knows. Returns the result:
     `out`, or a new array if that is None.
 
-    The next four likewise. If `out` has another number of rows, the ValueError is raised after the operation.
+    In all of this kind, if `out` has another number of rows, the ValueError is raised after the operation.
     """
 
     gather_rows: Callable[..., Any] = _not_taken
@@ -147,7 +147,7 @@ class Shortcuts:
     """
 
     gather_v_array: Callable[..., bool] = _not_done
-    """gather_v_array(x, dst, out, counts, displs): likewise; out, counts, displs: on dst alone."""
+    """gather_v_array(x, dst, out, counts, displs): as in all_gather_v_array; out, counts, displs: on dst alone."""
 
     gather_blocks: Callable[..., bool] = _not_done
     """gather_blocks(block, bytes, dst, out, sizes): the same for memory at addresses. sizes: on dst, the bytes of
@@ -155,8 +155,8 @@ class Shortcuts:
     """
 
     scatter_v_array: Callable[..., bool] = _not_done
-    """scatter_v_array(x, counts, displs, src, out): likewise; x, counts, displs: on src. out: may be longer than this
-    rank's block.
+    """scatter_v_array(x, counts, displs, src, out): counts, displs: as in all_gather_v_array, but of x; on
+    src alone, as is x. out: may be longer than this rank's block.
     """
 
     scatter_blocks: Callable[..., int | None] = not_available
@@ -167,16 +167,16 @@ class Shortcuts:
     """
 
     all_to_all_v_array: Callable[..., bool] = _not_done
-    """all_to_all_v_array(x, send_counts, send_displs, out, recv_counts, recv_displs): likewise."""
+    """all_to_all_v_array(x, send_counts, send_displs, out, recv_counts, recv_displs): as in all_gather_v_array."""
 
     all_gather_parts_array: Callable[..., bool] = _not_done
     """all_gather_parts_array(x, out): as all_gather_result, but `out` is flat; shapes are not compared."""
 
     gather_parts_array: Callable[..., bool] = _not_done
-    """gather_parts_array(x, dst, out): likewise."""
+    """gather_parts_array(x, dst, out): as in all_gather_parts_array."""
 
     scatter_parts_array: Callable[..., bool] = _not_done
-    """scatter_parts_array(x, src, out): likewise; the ranks know what they receive."""
+    """scatter_parts_array(x, src, out): x is flat; the ranks know what they receive."""
 
     send_array: Callable[..., bool] = _not_done
     """send_array(x, dst, tag): blocks, like recv_array. The arrays of blocking messages may have any strides."""
@@ -204,12 +204,12 @@ class Shortcuts:
     """
 
     issend_array: Callable[..., Any] = not_available
-    """issend_array(x, dst, tag, group): likewise a synchronous send, which is complete when a receive has matched
-    the message.
+    """issend_array(x, dst, tag, group): as isend_array, for a synchronous send, which is complete when a receive has
+    matched the message.
     """
 
     irecv_array: Callable[..., Any] = not_available
-    """irecv_array(x, src, tag, group): likewise, but it always returns the Work. The Work's result is x."""
+    """irecv_array(x, src, tag, group): as isend_array, but it always returns the Work, whose result is x."""
 
     recv_array_up_to: Callable[..., tuple[int, int, int] | None] = not_available
     """recv_array_up_to(x, src, tag): receive an array that may be shorter than x, and of another dtype: (its
@@ -220,7 +220,7 @@ class Shortcuts:
 
     probe_now: Callable[..., Any] = not_available
     """probe_now(src, tag): (source, tag, bytes) of a message that recv_array_up_to would receive now, or False; None
-    likewise.
+    as there.
     """
 
     sendrecv_array: Callable[..., tuple[int, int, int] | None] = not_available
@@ -237,8 +237,8 @@ class Shortcuts:
     """
 
     irecv_array_up_to: Callable[..., Any] = not_available
-    """irecv_array_up_to(x, src, tag, group): likewise without waiting: a Work that goes on when dropped, whose
-    result is None.
+    """irecv_array_up_to(x, src, tag, group): as recv_array_up_to, without waiting: a Work that goes on when dropped,
+    whose result is None.
 
     Once it is complete, (source, tag, bytes) is its `message`. It receives whatever comes: if that is longer than x, or
     an object, x is its `given`, which is None otherwise, and `memory()` has the bytes.
@@ -290,7 +290,7 @@ class Shortcuts:
 
     recv_any_plain: Callable[..., Any] = _not_taken
     """recv_any_plain(src, tag, timeout, check, read, constructor): receive whatever comes: (an array's bytes, writable,
-    its source, tag and dtype), or (an object, its source, tag and None); NOT_TAKEN likewise.
+    its source, tag and dtype), or (an object, its source, tag and None); NOT_TAKEN as in recv_object_plain.
 
     check(dtype): called at least for dtypes that NumPy has only by another package; if it raises, the message is
     kept for the next receive.
@@ -303,7 +303,7 @@ class Shortcuts:
     of an object that has other than basic types. If an object does not fit into a block, or load_allowed(block,
     constructor) does not load it, rest(src, codec, first, sent) completes the operation in the same call. It returns
     the object, but None on src, where the result is obj. first(): the encoded object, or its length if the longest does
-    not fit; sent: what this rank sends, in parts. The other three work likewise, except that first() is a list with an
+    not fit; sent: what this rank sends, in parts. The other three do the same, except that first() is a list with an
     item for each rank in gather_object_plain and exchange_objects_plain, and `sent` is a list of such parts in
     scatter_object_plain and exchange_objects_plain, and that rest returns the result on every rank.
     """

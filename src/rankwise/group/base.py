@@ -38,7 +38,7 @@ class GroupBase:
     calls run: in the calling thread, or with async_op on the communicator's stream. This includes packing
     arrays that are not contiguous and unpacking results, because earlier and later work on the stream may
     write or read the caller's memory. `_call` makes one call of the communicator; `_run` runs a function
-    that makes several, within `_whole`.
+    that makes several, within `_one_operation`.
 
     Attributes with an underscore belong to the package `group`. comm, pending, receives, trusting, and a Group's
     related and membership are there for the rest of rankwise, such as front-ends; they are not public.
@@ -63,8 +63,8 @@ class GroupBase:
         self._barrier = self._shortcuts.barrier_without_sync or comm.barrier_without_sync
 
     @once
-    def _whole(self) -> _Whole:
-        return _Whole(self.comm)
+    def _one_operation(self) -> _OneOperation:
+        return _OneOperation(self.comm)
 
     @once
     def _sent(self) -> ArrayWork[None]:
@@ -86,14 +86,14 @@ class GroupBase:
 
             def body() -> Any:
                 if writes is not reads:
-                    self._order(writes)
+                    self._await_stream_of(writes)
                 self._collectives.run(call)
                 return finish()
 
             return self._run(body, reads, async_op)
-        self._order(reads)
+        self._await_stream_of(reads)
         if writes is not reads:
-            self._order(writes)
+            self._await_stream_of(writes)
         if async_op:
             # Nothing is left to do for `wait`: not even marking a tensor as written, which may by then have been used
             # in a computation that autograd follows.
@@ -156,7 +156,7 @@ class GroupBase:
             return self._queue.recv(buffer, src, tag)
         return self.comm.recv(buffer.ptr, buffer.count, buffer.dtype, src, tag, buffer)
 
-    def _order(self, buffer: Buffer | None) -> None:
+    def _await_stream_of(self, buffer: Buffer | None) -> None:
         """Make the communicator's stream wait for the program's work on the array's stream, if it is on a device."""
         if buffer is None or buffer.device is None:
             return
@@ -167,7 +167,7 @@ class GroupBase:
         streams.comm_stream_wait_event(event)
         streams.destroy_event(event)
 
-    def _staged(self, buffer: Buffer) -> Buffer:
+    def _on_host(self, buffer: Buffer) -> Buffer:
         """Host memory in place of device memory, for an operation that computes on the host."""
         self._check_memory(buffer)
         if buffer.device is not None and buffer.origin is not None:
@@ -178,7 +178,7 @@ class GroupBase:
     def _pack(self, buffer: Buffer) -> None:
         """Prepare the buffer for the communicator to read."""
         buffer.pack()
-        self._order(buffer)
+        self._await_stream_of(buffer)
 
     def _finished(self, buffer: Buffer, refused: Exception | None = None) -> Any:
         """The operation's result, once its calls are complete. refused: an error to raise instead."""
@@ -187,7 +187,7 @@ class GroupBase:
         return buffer.finish()
 
     def _codec(self, allow_pickle: bool | None) -> Codec:
-        """How objects travel. allow_pickle: whether the other ranks may be trusted; None: as the job says."""
+        """How objects travel. allow_pickle: whether the other ranks may be trusted; None: as the group allows."""
         return self.trusting if (self.allow_pickle if allow_pickle is None else allow_pickle) else PLAIN
 
     def _destination(self, dst: int | None) -> int | None:
@@ -219,11 +219,11 @@ class GroupBase:
             self._check_memory(result)
         except (TypeError, ValueError, ImportError, UnsupportedError) as error:
             return buffers.scratch(shape, like.dtype), error
-        self._order(result)
+        self._await_stream_of(result)
         return result, None
 
 
-class _Whole:
+class _OneOperation:
     """A context of several calls that are one operation.
 
     If an exception leaves it, such as a signal handler's, the group fails: the other ranks wait for the rest, which
@@ -270,8 +270,8 @@ def nothing() -> None:
 MAX_TAG = 2**31 - 1
 
 _OVERLAPPED = 512 << 10
-"""Started operations on so many bytes run beside the program; shorter ones may be left to whoever waits. As of the
-engine's own."""
+"""Started operations on this many bytes run beside the program; shorter ones may be left to whoever waits. The same as
+the engine's own."""
 
 
 def check_one_source(src: int | None) -> int | None:

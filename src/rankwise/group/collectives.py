@@ -119,7 +119,7 @@ class Collectives(GroupBase):
             return out
         buffer = in_place(x, out)
         if ops.is_composed(op):
-            buffer = self._staged(buffer)
+            buffer = self._on_host(buffer)
             return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, None), buffer, async_op)
         call = Call(ALL_REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, ops.resolve(op, buffer.dtype))
         return self._call(call, buffer, buffer, async_op)
@@ -211,7 +211,7 @@ class Collectives(GroupBase):
                 return out if is_dst else None
         buffer = in_place(x, out) if is_dst else source(x)
         if ops.is_composed(op):
-            buffer = self._staged(buffer)
+            buffer = self._on_host(buffer)
             return self._run(composed_ops.reduce(self, x if out is None else out, buffer, op, dst), buffer, async_op)
         reduce_op = ops.resolve(op, buffer.dtype)
         call = Call(REDUCE, buffer.ptr, buffer.ptr, buffer.count, buffer.dtype, reduce_op, dst)

@@ -43,8 +43,8 @@ def reduce(group: GroupBase, x: Any, buffer: Buffer, op: Op | Located, dst: int 
 
 def reduce_scatter(group: GroupBase, given: Buffer, op: Op, rows: Sequence[int], out: Any) -> Callable[[], Any]:
     """The same for a reduce_scatter in which rank i receives the next rows[i] rows, this rank in `out`."""
-    result = group._staged(buffers.result(out, (rows[group.rank], *given.shape[1:]), given))
-    on_host = group._staged(given)
+    result = group._on_host(buffers.result(out, (rows[group.rank], *given.shape[1:]), given))
+    on_host = group._on_host(given)
     reduce = reduction(group, on_host, op, None)
     row_bytes = given.nbytes // max(1, given.shape[0])
 
@@ -75,7 +75,7 @@ def reduction(group: GroupBase, given: Buffer, op: Op, dst: int | None) -> Calla
                 value = function(value, row)
             copy(result, _checked(value, given, function))
 
-        with group._whole:
+        with group._one_operation:
             rows = gathered(group, given, root)
             failure = on_root(group, root, compute) if dst is None else None
             if dst is None and failure is None:
@@ -138,7 +138,7 @@ def function_scan(group: GroupBase, given: Buffer, op: Op, *, exclusive: bool) -
                     ctypes.memmove(whole.ptr + at * given.nbytes, buffer.ptr, given.nbytes)
 
         result = scratch(given.shape, given.dtype)
-        with group._whole:
+        with group._one_operation:
             rows = gathered(group, given, 0, given.shape, "exscan" if exclusive else "scan")
             failure = on_root(group, 0, compute)
             if failure is None:
@@ -183,7 +183,7 @@ def _locating(group: GroupBase, x: Any, buffer: Buffer, op: ReduceOp, dst: int |
 
     def body() -> Any:
         copy(values, buffer)
-        with group._whole:
+        with group._one_operation:
             group._collectives.all_reduce(values.ptr, values.count, values.dtype, op)
             own, best = _comparable(buffer.array), _comparable(values.array)
             ranks.array[...] = group.world_size

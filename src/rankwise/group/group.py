@@ -30,11 +30,11 @@ from rankwise.system.membership import LEFT_OUT, MEMBER, Membership
 from rankwise.system.once import once
 
 RENEWALS: list[Callable[[], None]] = []
-"""What is called when another group becomes the default one, or takes the place of one."""
+"""Functions to call when another group becomes the default one, or takes the place of one."""
 
 
 def announce_renewal() -> None:
-    """Call them."""
+    """Call the functions in RENEWALS."""
     for renewal in RENEWALS:
         renewal()
 
@@ -104,13 +104,13 @@ class Group(
         self.backend = backend
         self.ranks: tuple[int, ...] = tuple(range(comm.world_size)) if ranks is None else tuple(ranks)
         self._is_job = parent is None
-        """Whether it is the group of all ranks of the job, or what shrink and restore made of that."""
+        """Whether it is the group of all ranks of the job, or what shrink and restore made from that."""
         self.related: Related = Related() if parent is None else parent.related
-        """This rank's groups that were made of each other, as this one was."""
+        """This rank's groups that were made from each other, as this one was."""
         self.membership: Membership = membership or (Membership() if parent is None else parent.membership)
         """What this rank reports to its launcher about the other ranks of the world."""
         self.successor: Group | None = None
-        """The group that `shrink` or `restore` made of this one, or None."""
+        """The group that `shrink` or `restore` made from this one, or None."""
         self._closed = False
         self.related.add(self)
 
@@ -373,12 +373,12 @@ class Group(
         new = Group(comm, self.name, self.backend, self, [self.ranks[rank] for rank in former])
         if self._is_job:
             self.membership.note(set(self.ranks).difference(new.ranks), LEFT_OUT)
-        return self._succeeded(new)
+        return self._replaced_by(new)
 
     def restore(self) -> Group:
         """A new group of all ranks of the job, as `init` made it: the launcher has started the lost ones again.
 
-        Collective over all living ranks of the job, on the group of all ranks or on what `shrink` made of it; in a
+        Collective over all living ranks of the job, on the group of all ranks or on what `shrink` made from it; in a
         process that replaces a lost one, `init` is its part of the call. It needs `rankwise run --restarts N`. It waits
         for each lost rank, at most `timeout`, however often its replacements die. As Horovod's elastic mode, but the
         survivors' processes, connections and memory stay as they are. Groups with a lost rank stay failed; split them
@@ -398,9 +398,9 @@ class Group(
         """
         new = Group(self.comm.restore(), self.name, self.backend, self)
         self.membership.note(new.ranks, MEMBER)
-        return self._succeeded(new)
+        return self._replaced_by(new)
 
-    def _succeeded(self, new: Group) -> Group:
+    def _replaced_by(self, new: Group) -> Group:
         self.successor = new
         new._is_job = self._is_job
         announce_renewal()

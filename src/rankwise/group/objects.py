@@ -78,7 +78,7 @@ class ObjectCollectives(GroupBase):
 
         first: makes the first step, or, here and below, has made it; returns what that has brought.
         """
-        with self._whole:
+        with self._one_operation:
             block = first()
             if isinstance(block, int):
                 size, block = block, np.empty(block, np.uint8) if parts is None else assemble(parts)
@@ -131,7 +131,7 @@ class ObjectCollectives(GroupBase):
     def _gather_rest(self, dst: int | None, codec: Codec, first: First, parts: Parts) -> list[Any] | None:
         """The second step, in which objects travel that are longer than a block, if any; and the decoding of all."""
         receives = dst is None or dst == self.rank
-        with self._whole:
+        with self._one_operation:
             blocks = first() or []
             if int in map(type, blocks):
                 counts = _long(blocks)
@@ -149,7 +149,7 @@ class ObjectCollectives(GroupBase):
 
     def _exchange_rest(self, codec: Codec, first: First, sent: Sequence[Parts]) -> list[Any]:
         """The second step, in which the objects travel of the ranks that send long ones; and the decoding of all."""
-        with self._whole:
+        with self._one_operation:
             blocks = first()
             if int in map(type, blocks):
                 receives, own = _long(blocks), sent if isinstance(blocks[self.rank], int) else []
@@ -201,7 +201,7 @@ class ObjectCollectives(GroupBase):
 
     def _scatter_rest(self, src: int, codec: Codec, first: First, blocks: Sequence[Parts]) -> Any:
         """The second step, which is needed if one of the objects is longer than a block."""
-        with self._whole:
+        with self._one_operation:
             block = first()
             if isinstance(block, int):
                 block_lengths = [length_of(each) for each in blocks] or [0] * self.world_size

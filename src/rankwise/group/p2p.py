@@ -1,4 +1,4 @@
-"""Point-to-point messages between arrays whose size and dtype both ranks know."""
+"""Point-to-point messages: arrays whose size and dtype both ranks know."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class PointToPoint(GroupBase):
         buffer, source, tag = self._incoming(x, src, tag, dtype)
         if source is None:
             return ArrayWork(COMPLETE, partial(_unreceived, buffer, x), self.pending, self)
-        self._order(buffer)
+        self._await_stream_of(buffer)
         inner = self._receive(buffer, source, tag)
         return ArrayWork(inner, buffer.finish, self.pending, self, source, tag)
 
@@ -262,7 +262,7 @@ class PointToPoint(GroupBase):
         works = []
         for into, _, src, tag in incoming:
             if src is not None:
-                self._order(into)
+                self._await_stream_of(into)
                 works.append(self._receive(into, src, tag))
         works += [self.comm.send(b.ptr, b.count, b.dtype, to, tag, b) for b, to, tag in outgoing if to is not None]
 

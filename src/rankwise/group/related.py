@@ -19,7 +19,7 @@ class Abortable(Protocol):
 
 
 class Related:
-    """Groups of this rank that were made of each other, by split, shrink and the like, or are the first of them.
+    """Groups of this rank that were made from each other, by split, shrink and the like, or are the first of them.
 
     references: what their ranks send by reference, if all are threads of this process.
     """
@@ -35,7 +35,7 @@ class Related:
             _abort(group, self._reason)
 
     def abort(self, reason: str) -> None:
-        """Wake whoever waits in one of these groups, or in one that is still made of them, if its backend can."""
+        """Wake whoever waits in one of these groups, or in one that is still made from them, if its backend can."""
         self._reason = reason  # first: a group that is added now either finds the reason, or is found
         for group in self._groups:
             _abort(group, reason)

@@ -88,8 +88,8 @@ class Scans(GroupBase):
 
     def _scan(self, x: Any, op: Op, out: Any, async_op: bool, *, exclusive: bool) -> Any:
         given = source(x)
-        result = self._staged(buffers.result(out, given.shape, given))
-        given = self._staged(given)
+        result = self._on_host(buffers.result(out, given.shape, given))
+        given = self._on_host(given)
         if callable(op) and not isinstance(op, ReduceOp):
             scan = composed_ops.function_scan(self, given, op, exclusive=exclusive)
 
@@ -127,7 +127,7 @@ class Scans(GroupBase):
         n, dtype = self.world_size, given.dtype
         piece = max(1, min(given.count, PIECE // (n * dtype.itemsize)))
         neutral = _neutral(dtype, op, piece)
-        with self._whole:
+        with self._one_operation:
             for start in range(0, max(1, given.count), piece):
                 count = min(piece, given.count - start)
                 size = count * dtype.itemsize

@@ -276,7 +276,7 @@ class Sharing(GroupBase):
             ([[0, 1, 2], [3, 4, 5]], False)
         """
         src = self._rank(src, "src")
-        given = self._staged(source(x)) if self.rank == src else None
+        given = self._on_host(source(x)) if self.rank == src else None
         about = None if given is None else (int(given.dtype), given.shape, given.kind is TORCH)
         code, shape, of_torch = self._objects.broadcast_object(about, src)
         dtype, kind = DTYPES[code], TORCH if of_torch else NUMPY

@@ -247,7 +247,7 @@ class VectorCollectives(GroupBase):
                 late = _LateRows(self, out, given)
                 native("all_to_all_v", given.ptr, rows, given.dtype, given.shape[1:], 0, [], late.room)
                 return late.finish(), late.counts
-            with self._whole:
+            with self._one_operation:
                 received = self._exchange_ints(np.array(rows, np.int64)).tolist()
                 result, refused = self._late_result(out, (sum(received), *given.shape[1:]), given)
                 sends, receives = _elements(rows, given), _elements(received, given)
@@ -265,7 +265,7 @@ class VectorCollectives(GroupBase):
             late = _LateRows(self, out, given)
             native(operation.name, given.ptr, given.shape[:1], given.dtype, given.shape[1:], dst or 0, [], late.room)
             return late.finish()
-        with self._whole:
+        with self._one_operation:
             lengths = self._all_gather_ints(np.array(given.shape[0], np.int64)).tolist()
             call = Call(operation, given.ptr, 0, 0, given.dtype, None, dst, _elements(lengths, given))
             call = shaped(call, given.shape[1:])  # the shape of a row
@@ -353,7 +353,7 @@ def scatter_rows(
             header, more = np.zeros(HEADER, np.int64), [] if counts is None else rows
             words = [given.dtype, len(given.shape), *given.shape]
             header[: len(words)] = words[:HEADER]
-            with group._whole:
+            with group._one_operation:
                 if _announce(group, operation, header, given.ptr, result.ptr, src) is None:
                     _broadcast_more(group, [*words[HEADER:], *more], src)
                     _scatter_parts(group, operation, given, result, rows, src)
@@ -369,7 +369,7 @@ def scatter_rows(
                 native(operation.name, 0, [0], DType.U8, (), src, [], late.room)
                 return late.finish()
             header = np.zeros(HEADER, np.int64)
-            with group._whole:
+            with group._one_operation:
                 part = _announce(group, operation, header, 0, 0, src)
                 dtype, dims, *shape = header.tolist()
                 number = 0 if counts is None else group.world_size
