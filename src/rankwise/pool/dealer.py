@@ -117,9 +117,9 @@ class Ranks(ABC):
 
 
 class Part(ABC):
-    """What a rank was given to do. again: whether another rank is to do it if this one is lost."""
+    """What a rank was given to do. may_be_redone: whether another rank is to do it if this one is lost."""
 
-    again: bool = False
+    may_be_redone: bool = False
 
     @abstractmethod
     def settle(self, outcome: Outcome) -> None:
@@ -143,7 +143,7 @@ class Task(Part):
         self.number = next(dealer.numbers)
         self.rank: int | None = None
         """The rank that it was given to."""
-        self.again = True
+        self.may_be_redone = True
         self._begun = self._dropped = self._ended = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -193,7 +193,7 @@ class Task(Part):
     def begin(self, rank: int) -> bool:
         """A rank is to do it. Returns whether it is not cancelled."""
         self.rank = rank
-        return not self.again or self._begin()
+        return not self.may_be_redone or self._begin()
 
     def _begin(self) -> bool:
         self._begun = not self._dropped
@@ -202,7 +202,7 @@ class Task(Part):
     def taken_back(self) -> None:
         """It waits again, as if no rank had been given it."""
         self.rank = None
-        if self.again:  # otherwise it has begun once
+        if self.may_be_redone:  # otherwise it has begun once
             self._wait_again()
 
     def _wait_again(self) -> None:
@@ -458,8 +458,8 @@ class Dealer:
             self._idle.discard(rank)
             failed = []
             for part in self._dealt.pop(rank, {}).values():
-                if isinstance(part, Task) and part.again:
-                    part.again = False
+                if isinstance(part, Task) and part.may_be_redone:
+                    part.may_be_redone = False
                     self._waiting.appendleft(part)
                 else:
                     failed.append(part)
