@@ -36,6 +36,8 @@ std::string signal_name(int number) {
     return "signal " + std::to_string(number);
 }
 
+constexpr size_t kMostAddresses = size_t(1) << 46;  // half of a process's on x86-64
+
 size_t limit_of(decltype(RLIMIT_AS) resource) {
     rlimit limit;
     return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? size_t(limit.rlim_cur) : SIZE_MAX;
@@ -87,7 +89,8 @@ std::shared_ptr<Segment> Segment::create(int world_size, int node, int nodes) {
     const size_t head = SegmentLayout(world_size).heap;
     const size_t memory = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
     size_t bytes = std::max<size_t>(4 * memory, size_t(8) << 30);
-    bytes = std::min({bytes, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / page_bytes() * page_bytes();
+    bytes = std::min({bytes, kMostAddresses, limit_of(RLIMIT_AS) / 4, limit_of(RLIMIT_FSIZE)}) / page_bytes() *
+            page_bytes();
     if (const size_t least = head + Heap::bytes_for(group_segment_bytes(world_size)); bytes < least)
         throw OutOfMemory("the shared segment needs " + mib(least) + ", " + mib(bytes) +
                           " are available under this process's limits (ulimit -v, -f)");
