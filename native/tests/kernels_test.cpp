@@ -1,5 +1,6 @@
 // Tests every kernel of every instruction set of this CPU against arithmetic on one element at a time.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cfenv>
 #include <cmath>
@@ -7,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "base/copy.hpp"
 #include "check.hpp"
 #include "kernels/non_temporal.hpp"
 #include "kernels/table.hpp"
@@ -467,16 +469,16 @@ void test_dispatch() {
     CHECK(reduce_kernel(DType::I32, ReduceOp::MEAN) == nullptr);
 }
 
-// ---- Copies with non-temporal stores ----
+// ---- Copies ----
 
-// Lengths around a cache line, a unit and four pages; various alignments of source and destination.
-void test_non_temporal_copy() {
-    std::vector<uint8_t> from(70000), to(70000);
+// Lengths around a cache line, a unit and four pages; various alignments of source and destination in their pages.
+void test_copies() {
+    alignas(4096) static std::array<uint8_t, 70000> from, to;
     for (size_t i = 0; i < from.size(); ++i) from[i] = uint8_t(i * 31 + i / 256);
     set_peers_far(true);
-    for (const Copy copy : {non_temporal_copy, copy_for_peers})
-        for (size_t bytes : {0, 1, 63, 64, 255, 256, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
-            for (size_t at : {0, 1, 63, 64, 100})
+    for (const Copy copy : {copy_bytes, non_temporal_copy, copy_for_peers})
+        for (size_t bytes : {0, 1, 63, 64, 255, 256, 2049, 4095, 4097, 16383, 16384, 16385, 16700, 33000, 65536 + 300})
+            for (size_t at : {0, 1, 16, 63, 64, 100})
                 for (size_t source : {0, 7, 64}) {
                     std::fill(to.begin(), to.end(), uint8_t(0xee));
                     copy(&to[at], &from[source], bytes);
@@ -493,7 +495,7 @@ void test_non_temporal_copy() {
 
 int main() {
     test_dispatch();
-    test_non_temporal_copy();
+    test_copies();
     test_known_values();
     test_modes_of_the_program();
     test_small_floats();

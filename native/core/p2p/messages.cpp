@@ -245,7 +245,7 @@ void Messages::receive_arrived(const std::shared_ptr<Request>& r, Message& arriv
         if (!m->kept) m->kept = std::move(r->memory_);  // which first_arrived has allocated
         give_memory(*r, *m);
     } else {
-        if (here) std::memcpy(r->data_, m->kept.data(), here);
+        copy_bytes(r->data_, m->kept.data(), here);
         m->kept = {};
     }
     m->at = r->data_ + here;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/copy.hpp"
 #include "kernels/non_temporal.hpp"
 
 namespace rankwise {
@@ -46,7 +47,7 @@ ssize_t PeerMemory::transfer(int peer, bool writes, void* here, uint64_t there, 
     // A process that replaced the peer has another pid.
     if (!is_thread_of_own_process(peer))
         return (writes ? process_vm_writev : process_vm_readv)(pid_of(peer).number, &local, 1, &remote, 1, 0);
-    std::memcpy((writes ? remote : local).iov_base, (writes ? local : remote).iov_base, bytes);
+    copy_bytes((writes ? remote : local).iov_base, (writes ? local : remote).iov_base, bytes);
     return ssize_t(bytes);
 }
 
