@@ -86,7 +86,7 @@ Heap::Indices Heap::used_indices(Area area) const {
     return {begin, begin + std::min(header_.used[size_t(area)].load(), end - begin)};
 }
 
-// Gives memory to those of these bytes that have none. Returns false if there is none to give.
+// Gives memory to these bytes where they have none yet. Returns false if there is none to give.
 bool Heap::give_memory(uint64_t begin, uint64_t end) const {
     while (fallocate(fd_, 0, off_t(begin), off_t(end - begin)) != 0)
         if (errno != EINTR) return false;

@@ -105,7 +105,7 @@ class Shortcuts:
     """scan_array(x, op, out): out has x's shape."""
 
     exscan_array: Callable[..., bool] = _not_done
-    """exscan_array(x, op, out): out has x's shape; that of rank 0 stays as it is."""
+    """exscan_array(x, op, out): out has x's shape, and stays as it is on rank 0."""
 
     all_gather_rows: Callable[..., Any] = _not_taken
     """all_gather_rows(x, out): all_gather_v of the rows of x, whose number only this rank knows. Returns the result:
