@@ -5,7 +5,6 @@
 #include "failure/agreement.hpp"
 #include "failure/timeout_report.hpp"
 #include "failure/watchdog.hpp"
-#include "p2p/channel.hpp"
 
 namespace rankwise {
 
@@ -96,33 +95,6 @@ private:
     std::atomic<uint32_t>& notifications() override { return segment_.header().roster; }
     void wake() override { segment_.announce_roster(); }
 };
-
-}  // namespace
-
-// Every group of a dead rank has failed by now. A rank that is about to write there first sets PeerSlot::writing or
-// CopyJob::writing, and then sees the failure. So it is enough that none of these is set now.
-void free_memory_of_lost(Segment& segment) {
-    bool in_use = false;
-    segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
-        GroupSegment& group = *segment.at<GroupSegment>(offset);
-        in_use = in_use || !group.intact();
-        if (in_use) return;
-        const auto ended = [&](int r) { return segment.ended(group.member()[r], group.peers[r].process); };
-        for (int r = 0; r < group.nranks && group.failed(); ++r) {
-            if (ended(r)) continue;
-            in_use = in_use || group.peers[r].writing.load();
-            for (int to = 0; to < group.nranks; ++to)
-                if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
-                    in_use = in_use || !segment.heap().block_bytes(channel, BlockKind::Channel) ||
-                             segment.at<Channel>(channel)->sender_writes();
-        }
-    });
-    if (in_use) return;
-    segment.heap().free_buffers_of_ended();
-    free_lost_blocks(segment);
-}
-
-namespace {
 
 [[noreturn]] void throw_not_restored(Segment& segment, const Outcome& outcome, double timeout, Embedding& program) {
     std::vector<int> missing;

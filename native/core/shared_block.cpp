@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/errors.hpp"
+#include "p2p/channel.hpp"
 
 namespace rankwise {
 
@@ -105,6 +106,9 @@ bool SharedBlock::hold() {
     return taken;
 }
 
+namespace {
+
+// Frees the blocks that only processes that have ended hold.
 void free_lost_blocks(const Segment& segment) {
     segment.heap().visit(BlockKind::SharedHeader, [&](uint64_t offset) {
         SharedHeader& header = *segment.at<SharedHeader>(offset);
@@ -113,6 +117,31 @@ void free_lost_blocks(const Segment& segment) {
                 header.holders[r].compare_exchange_strong(holder, 0);
         free_if_unheld(segment, offset);
     });
+}
+
+}  // namespace
+
+// Every group of a dead rank has failed by now. A rank that is about to write there first sets PeerSlot::writing or
+// CopyJob::writing, and then sees the failure. So it is enough that none of these is set now.
+void free_memory_of_lost(Segment& segment) {
+    bool in_use = false;
+    segment.heap().visit(BlockKind::GroupSegment, [&](uint64_t offset) {
+        GroupSegment& group = *segment.at<GroupSegment>(offset);
+        in_use = in_use || !group.intact();
+        if (in_use) return;
+        const auto ended = [&](int r) { return segment.ended(group.member()[r], group.peers[r].process); };
+        for (int r = 0; r < group.nranks && group.failed(); ++r) {
+            if (ended(r)) continue;
+            in_use = in_use || group.peers[r].writing.load();
+            for (int to = 0; to < group.nranks; ++to)
+                if (const uint64_t channel = ended(to) ? group.channel(r, to).load() : 0)
+                    in_use = in_use || !segment.heap().block_bytes(channel, BlockKind::Channel) ||
+                             segment.at<Channel>(channel)->sender_writes();
+        }
+    });
+    if (in_use) return;
+    segment.heap().free_buffers_of_ended();
+    free_lost_blocks(segment);
 }
 
 }  // namespace rankwise

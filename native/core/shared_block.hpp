@@ -44,9 +44,8 @@ private:
     const ForkMark fork_;  // a forked child holds nothing
 };
 
-// Frees the blocks that only processes that have ended hold. The caller makes sure that nobody still writes there.
-void free_lost_blocks(const Segment& segment);
-// Frees these and the registered buffers of such processes, unless a rank may still be writing there (recovery.cpp).
+// Frees the blocks that only processes that have ended hold, and the registered buffers of such processes, unless a
+// rank may still be writing there.
 void free_memory_of_lost(Segment& segment);
 
 }  // namespace rankwise
