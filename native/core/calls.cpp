@@ -1,8 +1,8 @@
 // The communicator's collectives: each call checks its arguments and describes itself to the other ranks.
-#include <cstring>
 #include <exception>
 #include <numeric>
 
+#include "base/copy.hpp"
 #include "base/mix.hpp"
 #include "call_guard.hpp"
 
@@ -13,10 +13,6 @@ namespace {
 ReduceKernel checked_kernel(DType dtype, ReduceOp op) {
     if (ReduceKernel kernel = reduce_kernel(dtype, op)) return kernel;
     throw BadArgument(std::string("op: ") + name(op) + " is not defined for " + name(dtype));
-}
-
-void copy(void* to, const void* from, size_t n) {
-    if (n && to != from) std::memmove(to, from, n);
 }
 
 }  // namespace
@@ -99,7 +95,7 @@ void Comm::reduce_scatter(const void* send, void* recv, uint64_t count, DType dt
                           const CallOptions& options) {
     const Collective<Op::ReduceScatter> c(*this, options, count, dtype, op);
     c.call.run([&] {
-        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        if (transport_.n == 1) move_bytes(recv, send, c.blocks.size(0));
         else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
     });
 }
@@ -112,7 +108,7 @@ void Comm::scan_as(const void* send, void* recv, uint64_t count, DType dtype, Re
     c.call.run([&] {
         if (transport_.n > 1)
             collectives::scan(transport_, bytes(send), bytes(recv), count, c.item, c.kernel, exclusive);
-        else if (!exclusive) copy(recv, send, c.blocks.size(0));
+        else if (!exclusive) move_bytes(recv, send, c.blocks.size(0));
     });
 }
 
@@ -127,7 +123,7 @@ void Comm::exscan(const void* send, void* recv, uint64_t count, DType dtype, Red
 void Comm::all_to_all(const void* send, void* recv, uint64_t count, DType dtype, const CallOptions& options) {
     const Collective<Op::AllToAll> c(*this, options, count, dtype);
     c.call.run([&] {
-        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        if (transport_.n == 1) move_bytes(recv, send, c.blocks.size(0));
         else collectives::all_to_all(transport_, bytes(send), bytes(recv), c.blocks);
     });
 }
@@ -208,7 +204,7 @@ void Comm::reduce_scatter_v(const void* send, void* recv, const Counts& counts, 
                             const CallOptions& options) {
     const Collective<Op::ReduceScatterV> c(*this, options, counts, dtype, op);
     c.call.run([&] {
-        if (transport_.n == 1) copy(recv, send, c.blocks.size(0));
+        if (transport_.n == 1) move_bytes(recv, send, c.blocks.size(0));
         else collectives::reduce_scatter(transport_, bytes(send), bytes(recv), c.blocks, c.item, c.kernel);
     });
 }

@@ -1,6 +1,8 @@
 // Tests sends and receives at the same time, in exact and shorter messages, and what becomes of them after an error.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "kernels/non_temporal.hpp"
@@ -26,6 +28,26 @@ void around_the_ring(Comm& c, uint64_t first, uint64_t second, Wanted wanted) {
           first << " and " << second << " elements" << (up_to ? ", up to" : ""));
     CHECK_EQ(last.source, previous);
     CHECK_EQ(last.count, second);
+}
+
+// Copies are made in another way where the addresses meet in their pages.
+void wherever_they_begin_in_their_pages(Comm& c) {
+    constexpr uint64_t kCount = 40'000;
+    const int n = c.world_size(), next = (c.rank() + 1) % n, previous = (c.rank() + n - 1) % n;
+    const auto expected = message(previous, 6, kCount), content = message(c.rank(), 6, kCount);
+    struct alignas(4096) Memory {
+        int64_t words[kCount + 8];
+    };
+    const auto from = std::make_unique<Memory>(), to = std::make_unique<Memory>();
+    for (int begin : {0, 1, 2, 4, 5}) {
+        std::copy(content.begin(), content.end(), from->words + 2);
+        std::fill(std::begin(to->words), std::end(to->words), -1);
+        const Send send{from->words + 2, kCount, DType::I64, next, 6};
+        const Receive receive{to->words + begin, kCount, DType::I64, previous, 6};
+        c.messages().exchange({&send, 1}, {&receive, 1});
+        CHECK(std::equal(expected.begin(), expected.end(), to->words + begin), "from word 2 to word " << begin);
+        CHECK(to->words[begin + kCount] == -1 && (begin == 0 || to->words[begin - 1] == -1), "beside word " << begin);
+    }
 }
 
 void one_side(Comm& c) {
@@ -126,6 +148,7 @@ void every_kind(Comm& c) {
             for (const Wanted wanted : {Wanted::Exactly, Wanted::UpTo}) around_the_ring(c, first, second, wanted);
     for (uint64_t count : {10, 50'000}) mismatch(c, count), timeout(c, count);
     one_side(c);
+    wherever_they_begin_in_their_pages(c);
     if (c.world_size() == 2) given_back_in_order(c);
     c.barrier();
 }

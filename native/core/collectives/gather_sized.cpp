@@ -75,9 +75,7 @@ void gather_sized(Transport& t, Messages& messages, const uint8_t* block, uint64
     }
     s.release(position);
     uint8_t* const own = to[size_t(root)];
-    const auto copy_own = [&] {
-        if (bytes && own != block) std::memmove(own, block, bytes);
-    };
+    const auto copy_own = [&] { move_bytes(own, block, bytes); };
     if (long_blocks.empty()) return copy_own();
     messages.exchange({}, long_blocks, options, copy_own);
 }

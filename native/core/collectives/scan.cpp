@@ -20,7 +20,7 @@ void scan(Transport& t, const uint8_t* send, uint8_t* recv, size_t count, size_t
         sources[s.rank] = mine;
         const int summands = s.rank + !exclusive;
         if (summands > 1) kernel(result, sources, summands, length / item, s.n);
-        else if (summands == 1 && length && result != sources[0]) std::memmove(result, sources[0], length);
+        else if (summands == 1) move_bytes(result, sources[0], length);
     };
     if (bytes <= kInline) {
         const uint64_t step = s.post(send, bytes);

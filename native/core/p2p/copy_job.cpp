@@ -62,7 +62,7 @@ bool Messages::copy_stretches(const Message& message, uint64_t at, uint64_t byte
     IovecList there;
     for_stretches(message.offer->stretches, at, bytes,
                   [&](const uint8_t* data, uint64_t here) { there.add(data, here); });
-    return transport_.memory.try_copy(message.from, PeerMemory::kGet, message.at + at, there);
+    return transport_.memory.try_copy(message.from, PeerMemory::Direction::Get, message.at + at, there);
 }
 
 // The sender copies the pieces that the receiver has not begun, from the beginning, unless it receives messages itself;
@@ -85,7 +85,7 @@ bool Messages::help_to_fetch(Channel& c, int to) {
         r.sent_ += length;
         IovecList here;
         r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) { here.add(data, stretch); });
-        if (!transport_.memory.try_copy(to, PeerMemory::kPut, reinterpret_cast<uint8_t*>(there + at), here)) break;
+        if (!transport_.memory.try_copy(to, PeerMemory::Direction::Put, reinterpret_cast<uint8_t*>(there + at), here)) break;
         job.done.fetch_add(1);
     }
     if (job.done.load() == pieces) {

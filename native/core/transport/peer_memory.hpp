@@ -73,12 +73,12 @@ public:
     // Copy from or to the memory of a peer that is in the same operation.
     void get(int peer, void* dst, uint64_t address, size_t bytes);
     void put(int peer, const void* src, uint64_t address, size_t bytes);
-    static constexpr bool kGet = false, kPut = true;  // of a copy: whether this rank writes
+    enum class Direction { Get, Put };  // Put: this rank writes
     // The same from any thread, at an address in the peer's process. Returns false if it fails: then the group has
     // failed, or will fail when the peer's death is noticed.
-    bool try_copy(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes) const;
+    bool try_copy(int peer, Direction direction, uint8_t* here, uint64_t there, size_t bytes) const;
     // The same between contiguous memory, which the peer has if this rank writes, and parts of the other's memory.
-    bool try_copy(int peer, bool writes, uint8_t* whole, std::span<const iovec> parts) const;
+    bool try_copy(int peer, Direction direction, uint8_t* whole, std::span<const iovec> parts) const;
 
     // A rank sets this before it writes into a peer's memory, and then checks whether the group has failed. The
     // memory's owner fails the group first and checks this afterwards. So either the writer stops or the owner waits.
@@ -107,8 +107,8 @@ private:
         return pids_.empty() ? group_.peers[peer].pid.load(std::memory_order_relaxed) : pids_[size_t(peer)];
     }
     bool is_thread_of_own_process(int peer) const { return pid_of(peer) == pid_of(rank_); }
-    ssize_t transfer(int peer, bool writes, void* here, uint64_t there, size_t bytes) const;
-    void copy_peer_memory(int peer, bool writes, uint8_t* here, uint64_t there, size_t bytes);
+    ssize_t transfer(int peer, Direction direction, void* here, uint64_t there, size_t bytes) const;
+    void copy_peer_memory(int peer, Direction direction, uint8_t* here, uint64_t there, size_t bytes);
 
     Segment& segment_;
     GroupSegment& group_;
