@@ -44,6 +44,9 @@ private:
     size_t next_ = 0;
 };
 
+// Whether this machine needs long to copy from another process's memory, as measured once, in this process's own.
+bool single_copies_are_slow();
+
 class PeerMemory {
 public:
     PeerMemory(Segment& segment, GroupSegment& group, const std::vector<Member>& members, int rank, const CallLog& log,
