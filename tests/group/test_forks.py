@@ -33,6 +33,7 @@ blocking = stream.submit(gate.wait)
 event.record(stream)
 group.stream.wait_event(event)
 work = group.all_reduce(np.ones(3), async_op=True)
+in_child(lambda: group.abort("a child says so"))
 for pending in (blocking, work):
     in_child(lambda: (rw.wait_any([pending]), pending.wait()))
     in_child(lambda: [pending.done() or sys.exit("not done"), pending.wait()])

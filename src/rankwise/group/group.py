@@ -13,6 +13,7 @@ import numpy as np
 from rankwise.arrays.buffers import dtype_argument, shape_argument
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.communicator import Communicator
+from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
 from rankwise.group.base import integer_64
@@ -332,6 +333,8 @@ class Group(
             ...         print(error.how.endswith("aborted the group: the loss is not a number"))
             True
         """
+        if self.pending._forked:
+            raise ClosedError("this group belongs to the parent of this forked process, which alone may abort it")
         self.comm.abort(reason)
 
     def shrink(self, exclude: Sequence[int] = ()) -> Group:

@@ -192,7 +192,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         if c.size > 1:
-            c.group.abort(f"MPI Abort({errorcode})")
+            c.group.comm.abort(f"MPI Abort({errorcode})")
         os._exit(errorcode & 255 or 1)
 
 
