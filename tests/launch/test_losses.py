@@ -122,7 +122,10 @@ def test_replacements_take_the_lost_ranks_places(tmp_path: Path) -> None:
 def test_a_rank_that_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "--restarts", "2", deeds="{0: lambda: time.sleep(60), 1: fail}", grace=0.1)
     assert done.returncode == 1
-    assert notes(done)[-1] == "rankwise: rank 1 exited with status 1, after 2 restarts; the other rank was ended"
+    assert notes(done)[-1] == (
+        "rankwise: rank 1 exited with status 1, after 2 restarts; "
+        "its last line on stderr: 'ValueError: bad in restart 2'; the other rank was ended"
+    )
     errors = [line for line in done.stderr.splitlines() if line.startswith("ValueError")]
     assert errors == [f"ValueError: bad in restart {restart}" for restart in range(3)]
 
@@ -169,9 +172,10 @@ kill()
 def test_a_job_that_lost_all_ranks_failed(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "--keep-going", deeds="{0: fail, 1: fail}")
     assert done.returncode == 1
-    assert done.stderr.count("ValueError: bad in restart None") == 1
+    assert done.stderr.count("\nValueError: bad in restart None") == 1
     assert re.search(r"^rankwise: the same from rank [01]$", done.stderr, re.MULTILINE)
-    assert notes(done)[-1].endswith(" exited with status 1, which leaves no rank")
+    end = "exited with status 1, which leaves no rank; its last line on stderr: 'ValueError: bad in restart None'"
+    assert notes(done)[-1].endswith(end)
 
 
 def test_a_rank_that_ends_with_0_has_finished(tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def lives(pid: int) -> bool:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL after all_gather #4"),
         ("raise ValueError('bad')", 1, "exited with status 1 after all_gather #4: ValueError: bad at <string>:1"),
+        (
+            "sys.exit('no such file')",
+            1,
+            "exited with status 1 after all_gather #4; its last line on stderr: 'no such file'",
+        ),
         # tests/faults/test_endings.py has these ends too
         pytest.param("os.abort()", 134, "was killed by SIGABRT after all_gather #4", marks=pytest.mark.slow),
         pytest.param("sys.exit(7)", 7, "exited with status 7 after all_gather #4", marks=pytest.mark.slow),

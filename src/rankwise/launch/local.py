@@ -317,7 +317,9 @@ class LocalJob:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         else:
             self._polled.append(rank)
-        for pipe, stream in zip(rank.pipes, self._output.add(number), strict=True):
+        streams = self._output.add(number)
+        rank.stderr = streams[1]
+        for pipe, stream in zip(rank.pipes, streams, strict=True):
             self._pipes[pipe.fileno()] = stream
             self._listen(pipe.fileno(), self._read)
         return rank

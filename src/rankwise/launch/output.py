@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 8 << 20  # bytes of an incomplete line kept back; a longer one comes in pieces
 MOST_WAITING = 64 << 20  # bytes of other streams that wait for the end of such a line; then it is broken
+LONGEST_TAIL = 300  # bytes of a stream's last line
 MOST_SHOWN = 16  # tracebacks that are compared with later ones
 
 # A line begins after a newline, and after the carriage return of a progress bar.
@@ -88,6 +89,13 @@ class OutputStream:
         self.file: str | None = None
         self.last = b"\n"
         """The last byte that was received, without tags."""
+        self.tail = b""
+        """The last bytes that were received, without tags."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that was received, or its end if it is long; "" if there is none."""
+        return (self.tail.decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def mark(self, data: bytes) -> bytes:
         """`data` with the tag at the beginning of each line."""
@@ -147,6 +155,7 @@ class OutputMultiplexer:
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Take `data`, which a rank wrote."""
+        stream.tail = (stream.tail + data)[-LONGEST_TAIL:]
         if stream.file is not None:
             with open(stream.file, "ab", opener=files.no_link) as file:
                 file.write(data)

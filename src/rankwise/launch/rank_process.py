@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
     from rankwise.contract.failure import Failure
+    from rankwise.launch.output import OutputStream
 
 # How a rank gets its own process group. Ranks that share cores stay in the launcher's session: if the kernel schedules
 # by session (autogroup), ranks of different sessions cannot yield a core to each other. Python 3.11 made this possible.
@@ -37,8 +38,8 @@ class RankProcess:
     that operation. failure: why its program failed, if it has reported that. restart: 0, or 1 for the rank's first
     replacement, 2 for its second, ... index: its number among the ranks of this node, and in their segment. host: the
     name of the host if the job has several nodes, or "". joined_as: the pid that the segment has for the rank when it
-    has ended. left_out: it was ended because all others, which had gone on without it, had ended. done: a
-    replacement of it would find nothing to take part in.
+    has ended. stderr: what it writes there. left_out: it was ended because all others, which had gone on without it,
+    had ended. done: a replacement of it would find nothing to take part in.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RankProcess:
         self.left_out = False
         self.done = False
         self.failure: Failure | None = None
+        self.stderr: OutputStream | None = None
 
     @property
     def pid(self) -> int:
@@ -109,9 +111,13 @@ class RankProcess:
 
     @property
     def cause(self) -> str:
-        """': KeyError: 'x' at train.py:7', or ': the ranks called different operations: ...', if it is known."""
+        """': KeyError: 'x' at train.py:7', or ': the ranks called different operations: ...', if it is known.
+
+        If not, and it has exited, its last line on stderr, such as that of `sys.exit("no such file")`.
+        """
         if self.failure is None:
-            return ""
+            line = self.stderr.last_line if self.stderr is not None and (self.returncode or 0) > 0 else ""
+            return f"; its last line on stderr: {line!r}" if line else ""
         site = next((at.site for at in self.failure.ranks.values()), "") if self.failure.kind == "error" else ""
         return f": {self.failure.summary}{f' at {site}' if site else ''}"
 
