@@ -77,6 +77,10 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
             refused(lambda: group.subgroup([0, 5]), ValueError, "ranks=5: expected a rank of the group, 0 to 1")
             refused(lambda: group.subgroup([0, 0]), ValueError, "ranks=[0, 0]: expected at least one rank, and each o")
             refused(lambda: group.subgroup([]), ValueError, "ranks=[]: expected at least one rank, and each once")
+            for seed, error in ((-1, ValueError), (None, TypeError), ("a", ValueError), ([1, 1.5], TypeError)):
+                text = f"seed={seed!r}: expected one or several ints of at least 0"
+                refused(lambda seed=seed: group.rng(seed), error, text)  # type: ignore[misc]
+            refused(lambda: group.translate_rank(0, None), TypeError, "other=None: expected a Group, got NoneType")  # type: ignore[arg-type]
         assert group.all_reduce(x) is x
         assert (x == 2).all()
 

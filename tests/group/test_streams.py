@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,20 @@ def test_functions_run_in_order_on_one_thread() -> None:
         assert rw.wait_all(works, SOON) == list(range(200)) == order
         assert len(threads) == 1
         assert threads != {threading.get_ident()}
+
+
+def test_what_is_no_function_event_or_stream_is_refused() -> None:
+    wrong: Any = 3
+    event = rw.overlap.Event()
+    with rw.init("solo") as group, rw.overlap.Stream() as own:
+        for name, calls in {
+            "function": [own.submit, lambda wrong: own.submit(wrong, 1)],
+            "event": [method for each in (own, group.stream) for method in (each.wait_event, each.record_event)],
+            "stream": [own.wait_stream, group.stream.wait_stream, event.record, event.wait],
+        }.items():
+            for call in calls:
+                with pytest.raises(TypeError, match=rf"^{name}=3: expected a.*, got int$"):
+                    call(wrong)
 
 
 def test_submit_takes_arguments_and_returns_at_once() -> None:

@@ -298,6 +298,13 @@ def check_recv_tag(tag: int, name: str = "tag") -> int:
     return tag if tag is ANY else check_tag(tag, name)
 
 
+def of_kind(value: T, name: str, kinds: Any, expected: str) -> T:
+    """Check the class of an argument. A TypeError names it if it is not an instance of `kinds`."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}")
+    return value
+
+
 def integer(value: int, name: str) -> int:
     """Check an int argument. A TypeError names it if it is not an int."""
     try:

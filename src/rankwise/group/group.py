@@ -13,10 +13,10 @@ import numpy as np
 from rankwise.arrays.buffers import dtype_argument, shape_argument
 from rankwise.contract.closing import CLOSE_TIMEOUT, Closeable
 from rankwise.contract.communicator import Communicator
-from rankwise.contract.errors import ClosedError
+from rankwise.contract.errors import ClosedError, shown
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
-from rankwise.group.base import integer_64
+from rankwise.group.base import integer_64, of_kind
 from rankwise.group.collectives import Collectives
 from rankwise.group.farm import Farming
 from rankwise.group.messages import Messages
@@ -421,7 +421,7 @@ class Group(
             [1, 0]
         """
         rank = self._rank(rank, "rank")
-        if other.related is not self.related:
+        if of_kind(other, "other", Group, "a Group").related is not self.related:
             raise ValueError(f"other: expected a group made from the same world as {self.name!r}, got {other!r}")
         translated = self.ranks[rank]
         return other.ranks.index(translated) if translated in other.ranks else None
@@ -470,7 +470,10 @@ class Group(
             >>> numbers.tolist() == [first.integers(100, size=3).tolist(), second.integers(100, size=3).tolist()]
             True
         """
-        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self.rank,)))
+        try:  # in a list None is refused, for which each rank would get a seed of its own
+            return np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(self.rank,)))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"seed={shown(seed)}: expected one or several ints of at least 0") from None
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Give pending work up to `timeout` seconds, then release everything. May be repeated.

@@ -12,7 +12,7 @@ from rankwise.arrays.buffers import target
 from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
 from rankwise.contract.ranks import count_of_ranks
-from rankwise.group.base import integer
+from rankwise.group.base import integer, of_kind
 from rankwise.group.group import Group
 
 
@@ -44,9 +44,7 @@ class Mesh(Closeable):
     """
 
     def __init__(self, group: Group, /, *, periodic: bool | str | Iterable[str] = False, **axes: int) -> None:
-        if not isinstance(group, Group):
-            raise TypeError(f"group: expected a Group, got {group!r}; a rank outside a group has no mesh of it")
-        self.group = group
+        self.group = _checked(group)
         self.axes = _sizes(axes, group.world_size)
         self.periodic = _periodic(periodic, self.axes)
         places = np.unravel_index(group.rank, tuple(self.axes.values()))
@@ -69,8 +67,7 @@ class Mesh(Closeable):
             ...     mesh.axes
             {'rows': 2, 'columns': 1}
         """
-        if not isinstance(group, Group):
-            raise TypeError(f"group: expected a Group, got {group!r}; a rank outside a group has no mesh of it")
+        _checked(group)
         if isinstance(axes, str) or not isinstance(axes, Iterable):
             count = integer(axes, "axes")  # type: ignore[arg-type]  # a str is refused
             if count < 1:
@@ -243,6 +240,10 @@ class Mesh(Closeable):
         """Close the groups of the axes. May be repeated."""
         for part in self._groups.values():
             part.close()
+
+
+def _checked(group: Group) -> Group:
+    return of_kind(group, "group", Group, "a Group (a rank outside a group has no mesh of it)")
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:

@@ -26,7 +26,7 @@ from rankwise.contract.shortcuts import FailedWork
 from rankwise.contract.stream_sync import THIS_THREAD, StreamSyncOps
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import Work
-from rankwise.group.base import nothing
+from rankwise.group.base import nothing, of_kind
 from rankwise.group.work import Pending, raise_first
 
 T = TypeVar("T")
@@ -60,14 +60,14 @@ class Event:
         if stream is None:
             HostEvents.record(self.handle, THIS_THREAD)
         else:
-            stream.record_event(self)
+            _stream(stream).record_event(self)
 
     def wait(self, stream: Stream | GroupStream | None = None) -> None:
         """Make the stream wait for the event before it runs later work; None: block the calling thread."""
         if stream is None:
             HostEvents.wait(THIS_THREAD, self.handle)
         else:
-            stream.wait_event(self)
+            _stream(stream).wait_event(self)
 
     def query(self) -> bool:
         """Whether the event is complete or was never recorded; never blocks."""
@@ -139,21 +139,22 @@ class Stream(Closeable):
         Raises:
             ClosedError: the stream is closed.
         """
+        of_kind(function, "function", Callable, "a function")
         return self._native.submit((lambda: function(*args, **kwargs)) if args or kwargs else function)
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record the event, or a new one, at the present end of the queue, and return it."""
-        event = event or Event()
+        event = Event() if event is None else _event(event)
         HostEvents.record(event.handle, self.handle)
         return event
 
     def wait_event(self, event: Event) -> None:
         """Make functions submitted later wait for the event, as last recorded. Does not block the caller."""
-        HostEvents.wait(self.handle, event.handle)
+        HostEvents.wait(self.handle, _event(event).handle)
 
     def wait_stream(self, stream: Stream | GroupStream) -> None:
         """Make functions submitted later wait for all work that is queued on `stream` now."""
-        self.wait_event(stream.record_event())
+        self.wait_event(_stream(stream).record_event())
 
     def query(self) -> bool:
         """Whether all submitted functions have run; never blocks."""
@@ -223,7 +224,7 @@ class GroupStream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record the event, or a new one, after all operations that the group has started so far; returns it."""
-        event = event or Event()
+        event = Event() if event is None else _event(event)
         self.ops.record_on_comm_stream(event.handle)
         return event
 
@@ -233,11 +234,11 @@ class GroupStream:
         If the wait takes longer than the group's `timeout`, the group fails: every rank raises
         CollectiveTimeout.
         """
-        self.ops.comm_stream_wait_event(event.handle)
+        self.ops.comm_stream_wait_event(_event(event).handle)
 
     def wait_stream(self, stream: Stream | GroupStream) -> None:
         """Make operations that the group starts later wait for all work that is queued on `stream` now."""
-        self.wait_event(stream.record_event())
+        self.wait_event(_stream(stream).record_event())
 
     def synchronize(self) -> None:
         """Block the caller until all operations started so far have run.
@@ -256,6 +257,14 @@ class GroupStream:
         self._pending.raise_first()
         if failure is not None:
             raise failure
+
+
+def _event(event: Event) -> Event:
+    return of_kind(event, "event", Event, "an Event")
+
+
+def _stream(stream: Stream | GroupStream) -> Stream | GroupStream:
+    return of_kind(stream, "stream", (Stream, GroupStream), "a Stream or the stream of a group")
 
 
 class BlockingStreamSync(StreamSyncOps):
