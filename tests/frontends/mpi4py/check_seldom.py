@@ -184,6 +184,45 @@ def bad_counts_and_operations() -> None:
             comm.Allreduce(np.ones(1), np.empty(1), op)
 
 
+def arguments_of_a_wrong_kind() -> None:
+    info, objects, int_type = MPI.Info.Create(), np.array([1, None]), MPI.INT
+    for error, text, calls in (
+        ((TypeError, AttributeError), "function=3: expected|no attribute '__call__'", [lambda: MPI.Op.Create(3)]),
+        (KeyError, "cannot map 'O'", [lambda: comm.Allreduce(objects, objects.copy()), lambda: comm.Bcast(objects)]),
+        (
+            TypeError,
+            "=3: expected a str, got int|expected bytes, int found",
+            [lambda: info.Set("key", 3), lambda: info.Set(3, "value"), lambda: MPI.Info.Create({"key": 3})],
+        ),
+        (
+            ValueError,
+            "expecting 2 items, got 1",
+            [
+                lambda: int_type.Create_indexed([1, 2], [1]),
+                lambda: int_type.Create_subarray([4, 4], [2, 2], [0]),
+                lambda: MPI.Datatype.Create_struct([1, 1], [0], [int_type, int_type]),
+            ],
+        ),
+        (
+            TypeError,
+            "(root|dest|source|tag|color)=None: expected an int, got NoneType|an integer is required",
+            [
+                lambda: comm.bcast(0, None),
+                lambda: comm.Bcast(np.zeros(2), None),
+                lambda: comm.send(0, None),
+                lambda: comm.Irecv(np.zeros(2), None),
+                lambda: comm.isend(0, 0, None),
+                lambda: comm.Split(None),
+            ],
+        ),
+    ):
+        for call in calls:
+            with pytest.raises(error, match=text):
+                call()
+    info.Set(b"key", b"value")
+    assert info.items() == [("key", "value")]
+
+
 def pickles() -> None:
     """Of what the program has made, as a message that it sends."""
     record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 24)
@@ -274,6 +313,7 @@ for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
     *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
     *(messages_that_end_within_an_element, requests_of_a_freed_communicator, bad_counts_and_operations, pickles),
+    arguments_of_a_wrong_kind,
 ):
     check()
     comm.Barrier()

@@ -29,6 +29,8 @@ def parsed(buf: Any, writes: bool) -> tuple[Bytes, str]:
             raise BufferError("message: expecting contiguous buffer")
         x = x.T
     code = code or (x.dtype.char if x.dtype.isnative else x.dtype.str)
+    if x.dtype.hasobject:
+        raise KeyError(f"cannot map {code!r} to an MPI datatype: Python objects; the methods in lower case take them")
     return x.reshape(-1).view(np.uint8), code
 
 

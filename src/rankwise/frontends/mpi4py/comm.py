@@ -19,6 +19,7 @@ from rankwise.frontends.mpi4py.requests import Pending, Request
 from rankwise.frontends.mpi4py.status import UNDEFINED
 from rankwise.frontends.mpi4py.topology import CART, Cartesian, Grid, new_grid
 from rankwise.frontends.mpi4py.world import WORLD
+from rankwise.group.base import integer
 
 COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED = range(1, 5)
 KEYVAL_INVALID = -1
@@ -133,7 +134,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     Idup_with_info = Idup
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
-        if color < 0 and color != UNDEFINED:
+        if integer(color, "color") < 0 and color != UNDEFINED:
             raise error("ERR_ARG", f"color={color}: expected 0 or more, or UNDEFINED")
         return self._made(self._live().group.split(None if color == UNDEFINED else color, key))
 

@@ -56,24 +56,31 @@ class Context:
 
     def destination(self, rank: int, tag: int) -> int | None:
         """Check `rank` and `tag`. Returns the rank, or None for PROC_NULL."""
-        if not 0 <= tag <= MAX_TAG:
-            raise error("ERR_TAG", f"tag={tag}: expected 0 to {MAX_TAG}")
+        _within(tag, MAX_TAG + 1, "tag", "ERR_TAG", "0 to {}")
         return self._rank(rank, "dest")
 
     def source(self, rank: int, tag: int) -> tuple[int | None, int]:
         """Check source and tag, either of which may be ANY. The source returned is None for PROC_NULL."""
-        if tag != ANY_TAG and not 0 <= tag <= MAX_TAG:
-            raise error("ERR_TAG", f"tag={tag}: expected 0 to {MAX_TAG}, or ANY_TAG")
+        if tag != ANY_TAG:
+            _within(tag, MAX_TAG + 1, "tag", "ERR_TAG", "0 to {}, or ANY_TAG")
         return ANY if rank == ANY_SOURCE else self._rank(rank, "source"), ANY if tag == ANY_TAG else int(tag)
 
     def _rank(self, rank: int, name: str) -> int | None:
-        if rank == PROC_NULL:
-            return None
-        if not 0 <= rank < self.size:
-            raise error("ERR_RANK", f"{name}={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
-        return int(rank)
+        return None if rank == PROC_NULL else _within(rank, self.size, name, "ERR_RANK", _RANKS)
 
     def root(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise error("ERR_ROOT", f"root={rank}: expected a rank of the communicator, 0 to {self.size - 1}")
-        return int(rank)
+        return _within(rank, self.size, "root", "ERR_ROOT", _RANKS)
+
+
+_RANKS = "a rank of the communicator, 0 to {}"
+
+
+def _within(value: int, limit: int, name: str, code: str, expected: str) -> int:
+    """Check an argument: an int from 0 on, below the limit. expected: said in the error, with the highest for {}."""
+    try:
+        within = 0 <= value < limit
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: expected an int, got {type(value).__name__}") from None
+    if not within:
+        raise error(code, f"{name}={value}: expected {expected.format(limit - 1)}")
+    return int(value)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankwise.arrays import dtypes
 from rankwise.frontends.mpi4py.buffers import Bytes, bytes_of
-from rankwise.frontends.mpi4py.errors import absent, error
+from rankwise.frontends.mpi4py.errors import absent, check_length, error
 from rankwise.frontends.mpi4py.handles import Named
 
 ORDER_C = 56
@@ -201,7 +201,7 @@ class Datatype(Named[Layout], root=True):
         return self.Create_hindexed(blocklengths, [at * self.extent for at in displacements])
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
-        return self._made(list(zip(blocklengths, displacements, strict=True)))
+        return self._made(_in_parallel(blocklengths, displacements))
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
         return self.Create_indexed([blocklength] * len(displacements), displacements)
@@ -212,12 +212,12 @@ class Datatype(Named[Layout], root=True):
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
     ) -> Datatype:
-        for axis, (size, part, start) in enumerate(zip(sizes, subsizes, starts, strict=True)):
+        axes = _in_parallel(sizes, subsizes, starts)
+        for axis, (size, part, start) in enumerate(axes):
             if not (0 <= part <= size and 0 <= start <= size - part):
                 raise error("ERR_ARG", f"axis {axis}: {part} elements from {start} on are not within {size}")
         if order not in (ORDER_C, ORDER_FORTRAN):
             raise error("ERR_ARG", f"order={order}: expected ORDER_C or ORDER_FORTRAN")
-        axes = list(zip(sizes, subsizes, starts, strict=True))
         made, stride = self, self.extent
         for size, part, start in reversed(axes) if order == ORDER_C else axes:
             made = made.Create_resized(0, stride)._made([(part, start * stride)])
@@ -234,7 +234,7 @@ class Datatype(Named[Layout], root=True):
     def Create_struct(
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Datatype:
-        made = _joined(list(zip(datatypes, blocklengths, displacements, strict=True)))
+        made = _joined(_in_parallel(datatypes, blocklengths, displacements))
         layout = made._live()
         return made.Create_resized(
             layout.lb, layout.extent + -layout.extent % layout.aligned
@@ -261,6 +261,13 @@ def _counted(count: int) -> int:
     if count < 0:
         raise error("ERR_COUNT", f"{count} elements given, expected a number of at least 0")
     return count
+
+
+def _in_parallel(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """zip() as a list, of sequences of one length."""
+    for each in others:
+        check_length(each, len(first))
+    return list(zip(first, *others, strict=True))
 
 
 def _joined(parts: Sequence[tuple[Datatype, int, int]]) -> Datatype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sized
 from typing import Any
 
 _CLASSES = (
@@ -70,6 +71,12 @@ class Exception(builtins.RuntimeError):  # mpi4py's name
 def error(name: str, text: str) -> Exception:
     """error("ERR_RANK", "dest=7: expected a rank, 0 to 3")."""
     return Exception(CODES[name], text)
+
+
+def check_length(given: Sized, expected: int) -> None:
+    """Raise ValueError, as mpi4py does, unless it has so many items."""
+    if len(given) != expected:
+        raise ValueError(f"expecting {expected} items, got {len(given)}")
 
 
 def unsupported(call: str) -> NotImplementedError:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle
+from rankwise.group.base import of_kind
 
 
 class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
@@ -17,7 +18,9 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
 
     @classmethod
     def Create(cls, items: Any = ()) -> Info:
-        return cls._of(dict(items))
+        info = cls._of({})
+        info.update(items)
+        return info
 
     @classmethod
     def Create_env(cls, args: Any = None) -> Info:
@@ -30,7 +33,7 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
         return self._live().get(key)
 
     def Set(self, key: str, value: str) -> None:
-        self._live()[key] = value
+        self._live()[_text(key, "key")] = _text(value, "value")
 
     def Delete(self, key: str) -> None:
         if self._live().pop(key, None) is None:
@@ -70,6 +73,10 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
         return [(key, self[key]) for key in self]
 
     copy = Dup
+
+
+def _text(given: str | bytes, name: str) -> str:
+    return given.decode() if isinstance(given, bytes) else of_kind(given, name, str, "a str")
 
 
 INFO_NULL = Info()._named("INFO_NULL")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce as combine
 from typing import Any
 
+from rankwise.frontends.mpi4py.errors import check_length
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.ops import SUM, Op
 from rankwise.frontends.mpi4py.pickling import PICKLE, unwrap, wrap
@@ -72,6 +73,5 @@ def _function(op: Any) -> Any:
 def _one_each(objs: Any, size: int) -> list[Any]:
     """What travels in place of `objs`, as a list; of None, `size` times None."""
     objects = [None] * size if objs is None else list(objs)
-    if len(objects) != size:
-        raise ValueError(f"expecting {size} items, got {len(objects)}")
+    check_length(objects, size)
     return [*map(wrap, objects)] if PICKLE.replaced else objects

@@ -15,6 +15,7 @@ from rankwise.frontends.mpi4py.datatypes import Datatype, Layout
 from rankwise.frontends.mpi4py.errors import error
 from rankwise.frontends.mpi4py.handles import Handle, name_of
 from rankwise.frontends.mpi4py.specs import Blocks, check_equal, simple
+from rankwise.group.base import of_kind
 
 
 class Operation:
@@ -81,6 +82,7 @@ class Op(Handle[Operation], root=True):
     @classmethod
     def Create(cls, function: Callable[[Any, Any, Any], Any], commute: bool = False) -> Op:
         """An operation that calls function(in, inout, datatype), or with None as datatype for objects."""
+        of_kind(function, "function", Callable, "a function of (in, inout, datatype)")
         if len(_created) >= MOST_CREATED:
             raise RuntimeError(f"cannot create more than {MOST_CREATED} user-defined reduction operations")
         made = Operation(lambda x, y: function(x, y, None), user=function, commute=bool(commute))

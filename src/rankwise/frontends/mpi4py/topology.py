@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.errors import check_length, error
 from rankwise.frontends.mpi4py.messages import Messages
 from rankwise.frontends.mpi4py.status import PROC_NULL
 from rankwise.group.mesh import balanced_sizes
@@ -25,7 +25,7 @@ class Cartesian:
 
     def rank(self, coords: Sequence[int]) -> int:
         number = 0
-        _check_length(coords, len(self.dims))
+        check_length(coords, len(self.dims))
         for at, n, period in zip(coords, self.dims, self.periods, strict=True):
             if not period and not 0 <= at < n:
                 raise error("ERR_ARG", f"coords={list(coords)}: expected 0 to {n - 1} along an axis without period")
@@ -43,18 +43,13 @@ def new_grid(dims: Any, periods: Any, ranks: int, too_large: str) -> Cartesian:
     dims = [dims] if isinstance(dims, int) else list(dims)
     if periods is None or isinstance(periods, (bool, int)):
         periods = [bool(periods)] * len(dims)
-    _check_length(periods, len(dims))
+    check_length(periods, len(dims))
     if any(n < 0 for n in dims):
         raise error("ERR_DIMS", f"dims={dims}: expected sizes of 0 or more")
     grid = Cartesian(dims, periods)
     if grid.size > ranks:
         raise error(too_large, f"dims={grid.dims}: expected at most {ranks} ranks in all")
     return grid
-
-
-def _check_length(given: Sequence[Any], axes: int) -> None:
-    if len(given) != axes:
-        raise ValueError(f"expecting {axes} items, got {len(given)}")
 
 
 class Grid(Messages):
@@ -100,7 +95,7 @@ class Grid(Messages):
     def Sub(self: Any, remain_dims: Sequence[bool]) -> Any:
         """The part of the grid along these axes in which this rank is."""
         where: Cartesian = self._grid
-        _check_length(remain_dims, len(where.dims))
+        check_length(remain_dims, len(where.dims))
         kept_axes = [axis for axis, keep in enumerate(remain_dims) if keep]
         others = Cartesian([1 if axis in kept_axes else n for axis, n in enumerate(where.dims)], where.periods)
         fixed = [0 if axis in kept_axes else at for axis, at in enumerate(where.coords(self.rank))]
