@@ -129,7 +129,7 @@ nb::dict by_name(const rankwise::Thresholds& thresholds) {
 }
 
 nb::dict default_thresholds() {
-    const rankwise::Tuning defaults;
+    const rankwise::Tuning defaults = rankwise::tuning::parse_tuning({}, rankwise::single_copies_are_slow());
     nb::dict all;
     for (const auto& [cores, thresholds] : rankwise::tuning::kCores) all[cores] = by_name(defaults.*thresholds);
     return all;
@@ -145,7 +145,8 @@ std::pair<std::string, nb::dict> thresholds_of(const Comm& c) {
 
 void bind_comm(nb::module_& m) {
     m.def("algorithms", &all_algorithms, "The algorithms of each operation that has several, by name.");
-    m.def("thresholds", &default_thresholds, "The default thresholds, by how ranks share cores and by name.");
+    m.def("thresholds", &default_thresholds,
+          "This machine's default thresholds, by how ranks share cores and by name.");
     nb::class_<OwnedDescription>(m, "Description", "What the ranks compare besides the arguments of a collective.")
         .def(nb::init<std::vector<int64_t>, const std::string&>(), nb::arg("shape"), nb::arg("operation"));
     const auto description = nb::arg("description") = OwnedDescription();

@@ -28,12 +28,13 @@ void bind_segment(nb::module_& m) {
             [](std::shared_ptr<Segment> segment, int rank, double timeout, bool process, const NamePairs& algorithms,
                std::optional<bool> oversubscribed, bool single_copy, const std::string& backend, uint32_t restart,
                bool part, const std::vector<rankwise::tuning::NamedValue>& tuning, uint64_t unexpected_bytes) {
+                rankwise::tuning::parse_tuning(tuning);  // throws for a name that does not exist
                 const rankwise::Settings settings{rankwise::tuning::parse_forced(algorithms, backend),
                                                   oversubscribed,
                                                   single_copy,
                                                   backend,
                                                   part,
-                                                  rankwise::tuning::parse_tuning(tuning),
+                                                  tuning,
                                                   unexpected_bytes,
                                                   &python()};
                 ReleaseGil released;

@@ -96,7 +96,8 @@ Settings settings(int world_size) {
         tuning::parse_forced(pairs("RANKWISE_ALGORITHM", "operation=algorithm, separated by commas"), all.backend);
     all.oversubscribed = flag("RANKWISE_OVERSUBSCRIBED");
     all.single_copy = flag("RANKWISE_DIRECT").value_or(true);
-    all.tuning = tuning::parse_tuning(thresholds());
+    all.tuning = thresholds();
+    tuning::parse_tuning(all.tuning);  // throws for a name that does not exist
     const char* const expected = "a number of bytes of at least 0";
     all.unexpected_bytes = number<uint64_t>("RANKWISE_UNEXPECTED_BYTES", expected).value_or(all.unexpected_bytes);
     return all;

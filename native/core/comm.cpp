@@ -114,7 +114,7 @@ std::string Comm::exchange_conditions() {
     const uint64_t mine[2] = {reinterpret_cast<uint64_t>(&word), scheduler_session()};
     const uint64_t probed = transport_.steps.post(mine, sizeof mine);
     struct Proposal {
-        bool single_copy, yields;
+        bool single_copy, slow_single_copies, yields;
         int8_t oversubscribed;  // -1: not set
         Forced forced;
         uint64_t tuning;  // digest
@@ -122,21 +122,24 @@ std::string Comm::exchange_conditions() {
     };
     static_assert(sizeof(Proposal) <= kInline);
     const int8_t oversubscribed = settings_.oversubscribed ? *settings_.oversubscribed : -1;
-    Proposal own{settings_.single_copy && transport_.n > 1,
-                 true,
-                 oversubscribed,
-                 settings_.forced,
-                 settings_.tuning.digest(),
-                 process_cores()};
+    Proposal own{
+        settings_.single_copy && transport_.n > 1,       false,          true, oversubscribed, settings_.forced,
+        tuning::parse_tuning(settings_.tuning).digest(), process_cores()};
     if (const int next = (rank() + 1) % transport_.n; next != rank()) {
         uint64_t theirs[2];
         transport_.steps.await(next, probed);
         std::memcpy(theirs, transport_.steps.payload(next, probed), sizeof theirs);
         if (!transport_.memory.can_access(next, theirs[0], word)) own.single_copy = false;
+        own.slow_single_copies = own.single_copy && transport_.memory.copies_slowly(next);
         if (theirs[1] != mine[1]) own.yields = false;
     }
     const uint64_t step = transport_.steps.post(&own, sizeof own);
-    Conditions agreed{transport_.n,     false, own.yields, own.single_copy, transport_.n > 1 ? own.forced : Forced{},
+    Conditions agreed{transport_.n,
+                      false,
+                      own.yields,
+                      own.single_copy,
+                      own.slow_single_copies,
+                      transport_.n > 1 ? own.forced : Forced{},
                       settings_.backend};
     std::string difference;
     std::vector<ProcessCores> cores{own.cores};
@@ -146,6 +149,7 @@ std::string Comm::exchange_conditions() {
         transport_.steps.await(p, step);
         std::memcpy(&theirs, transport_.steps.payload(p, step), sizeof theirs);
         agreed.single_copy &= theirs.single_copy;
+        agreed.slow_single_copies |= theirs.slow_single_copies;
         agreed.yields &= theirs.yields;
         cores.push_back(theirs.cores);
         if (theirs.oversubscribed != oversubscribed)
@@ -163,7 +167,8 @@ std::string Comm::exchange_conditions() {
     if (!difference.empty()) return difference;
     agreed.oversubscribed = settings_.oversubscribed.value_or(share_cores(cores));
     agreed.yields &= agreed.oversubscribed;
-    agreed.thresholds = settings_.tuning.*tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
+    agreed.thresholds = tuning::parse_tuning(settings_.tuning, agreed.slow_single_copies).*
+                        tuning::kCores[tuning::cores_of(agreed.oversubscribed, agreed.yields)].second;
     transport_.set_conditions(agreed);
     if (transport_.n > 1 && !agreed.oversubscribed) set_peers_far(time_of_step() > kFarStep);
     transport_.log.restart_numbering();

@@ -110,7 +110,7 @@ Settings settings(bool oversubscribed, bool single_copy, const char* operation =
 
 Settings tuned(bool oversubscribed, const std::vector<tuning::NamedValue>& values) {
     Settings s = settings(oversubscribed, true);
-    s.tuning = tuning::parse_tuning(values);
+    s.tuning = values;
     return s;
 }
 
@@ -233,6 +233,7 @@ void tuned_thresholds() {
         {"own_cores", "single_copy_broadcast", 9000},  {"own_cores", "single_copy_all_gather", Thresholds::kNever},
         {"own_cores", "put_all_gather", 7000},         {"own_cores", "single_copy_reduce", 2000},
         {"own_cores", "single_copy_scatter", 200},     {"own_cores", "flat_reduce", Thresholds::kNever},
+        {"own_cores", "single_copy_gather", 24 * KiB},
     };
     using enum Algorithm;
     using List = std::vector<Algorithm>;
@@ -259,6 +260,10 @@ void tuned_thresholds() {
         60, tuned(false, values));
     ranks::run(3, [](Comm& c) { CHECK(c.algorithms(Op::AllReduce, 201) == List{Flat}); }, 60, tuned(true, values));
     either_side_of_each_threshold(3, tuned(false, values));
+    const Tuning slow = tuning::parse_tuning({{"own_cores", "single_copy_gather", 24 * KiB}}, true);
+    CHECK_EQ(slow.own_cores.single_copy_broadcast, 4 * MiB);
+    CHECK_EQ(slow.own_cores.single_copy_gather, 24 * KiB);  // what a tuning file says goes first
+    CHECK_EQ(slow.yielded_cores.single_copy_broadcast, Thresholds::kNever);
     CHECK_EQ(refusal_to_tune("many_cores", "flat_reduce"),
              "tuning: the cores 'many_cores' given, expected one of own_cores, shared_cores, yielded_cores");
     CHECK(refusal_to_tune("own_cores", "flat")

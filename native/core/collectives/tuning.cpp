@@ -124,8 +124,9 @@ std::string text_of(const Forced& forced) {
     return text.empty() ? "nothing" : text;
 }
 
-Tuning parse_tuning(const std::vector<NamedValue>& values) {
+Tuning parse_tuning(const std::vector<NamedValue>& values, bool slow_single_copies) {
     Tuning tuning;
+    if (slow_single_copies) tuning.copy_slowly();
     const auto named = [](const auto& list, const std::string& name, const char* what) {
         const auto found =
             std::find_if(std::begin(list), std::end(list), [&](const auto& one) { return one.first == name; });
@@ -150,6 +151,16 @@ std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t 
 }
 
 }  // namespace rankwise::tuning
+
+void rankwise::Tuning::copy_slowly() {
+    for (const auto& [cores, thresholds] : tuning::kCores) {
+        Thresholds& t = this->*thresholds;
+        t.single_copy_scatter = std::max(t.single_copy_scatter, 128 * KiB);
+        for (size_t* from : {&t.single_copy_all_reduce, &t.single_copy_broadcast, &t.single_copy_all_gather,
+                             &t.single_copy_gather, &t.single_copy_all_to_all, &t.put_all_gather})
+            *from = std::max(*from, 4 * MiB);
+    }
+}
 
 uint64_t rankwise::Tuning::digest() const {
     uint64_t result = 0;

@@ -12,7 +12,7 @@ uint64_t Messages::most_in_ring() const {
     const uint64_t of_far = in_ring_of_far(n_);
     if (!conditions.single_copy) return of_far;  // nothing is offered for its length; exchange() writes so much at once
     if (conditions.oversubscribed) return std::min(kInRingOfShared, of_far);
-    return peers_are_far() || single_copies_are_slow() ? of_far : kInRingOfNear;
+    return peers_are_far() || conditions.slow_single_copies ? of_far : kInRingOfNear;
 }
 
 bool Messages::must_offer(const Request& r, int to) const {

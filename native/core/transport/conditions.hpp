@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/policy.hpp"
 #include "memory/group_segment.hpp"
@@ -30,15 +31,15 @@ inline constexpr int kAlgorithms = 10;
 
 using Forced = std::array<Algorithm, kOps>;  // for each operation, the forced algorithm or None
 
-// What the program sets for its groups. `forced`, `oversubscribed` and `tuning` must be the same on all ranks; single
-// copy needs the consent of all.
+// What the program sets for its groups. `forced`, `oversubscribed` and `tuning` (the values of parse_tuning) must be
+// the same on all ranks; single copy needs the consent of all.
 struct Settings {
     Forced forced{};
     std::optional<bool> oversubscribed;  // overrides the comparison of ranks with cores
     bool single_copy = true;             // false: ranks do not access each other's private memory
     std::string backend = "shm";         // the name under which the program opened it, for errors
     bool part = false;                   // its operations are parts of another communicator's, which traces them
-    Tuning tuning{};
+    std::vector<tuning::NamedValue> tuning{};
     uint64_t unexpected_bytes = 64 << 20;   // limit on the unexpected messages that this rank keeps
     Embedding* program = &Embedding::none;  // this rank's
 };
@@ -48,6 +49,7 @@ struct Conditions {
     bool oversubscribed = false;  // ranks of this host share cores
     bool yields = false;          // oversubscribed, and a waiting rank can yield its core to any other rank
     bool single_copy = false;     // ranks may read and write each other's private memory
+    bool slow_single_copies = false;
     Forced forced{};
     std::string backend;  // as in Settings
     Thresholds thresholds{};

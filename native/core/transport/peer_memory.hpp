@@ -64,6 +64,7 @@ public:
     // Whether this rank can read and write a peer's memory. It reads a word that should have the expected value, and
     // writes nothing, only to see whether it may.
     bool can_access(int peer, uint64_t address, uint64_t expected) const;
+    bool copies_slowly(int peer) const { return !is_thread_of_own_process(peer) && single_copies_are_slow(); }
 
     // How peers find memory of this rank: its address, or its offset in the segment with this bit set.
     static constexpr uint64_t kInSegment = uint64_t(1) << 63;

@@ -19,8 +19,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto first = [](const auto& one) { return one.first; };
     std::vector<std::pair<std::string, std::string>> algorithms;
     std::vector<tuning::NamedValue> values;
-    Conditions conditions{
-        input.one_of({1, 2, 3, 8, 1024}), bool(input.below(2)), bool(input.below(2)), bool(input.below(2)), {}, "shm"};
+    Conditions conditions{input.one_of({1, 2, 3, 8, 1024}),
+                          bool(input.below(2)),
+                          bool(input.below(2)),
+                          bool(input.below(2)),
+                          false,
+                          {},
+                          "shm"};
     const size_t bytes = input.below(2) ? input.take<uint16_t>() : input.take<uint64_t>() >> 8;
     while (!input.ended()) {
         if (input.below(2)) {
@@ -34,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
     }
     try {
-        const Tuning tuning = tuning::parse_tuning(values);
+        const Tuning tuning = tuning::parse_tuning(values, bytes % 2);
         tuning.digest();
         conditions.thresholds =
             tuning.*tuning::kCores[tuning::cores_of(conditions.oversubscribed, conditions.yields)].second;

@@ -22,7 +22,7 @@ rank = int(os.environ["RANKWISE_RANK"])
 try:
     group = rw.init(**json.loads(sys.argv[1 + rank % (len(sys.argv) - 1)]))
     cores, thresholds = group.comm.shortcuts.thresholds
-    facts = [cores, thresholds["flat_reduce"], thresholds["put_all_gather"], group.all_reduce(1)]
+    facts = [cores, thresholds["flat_reduce"], thresholds["registered_block"], group.all_reduce(1)]
     facts.append(group.split(0).comm.shortcuts.thresholds == (cores, thresholds))
 except (ValueError, rw.RankwiseError) as error:
     facts = [type(error).__name__, str(error)]
@@ -31,7 +31,7 @@ os.write(1, (json.dumps(facts) + "\\n").encode())
 
 
 def written(path: Path, flat_reduce: int = 5000) -> Path:
-    one = {"ranks": 2, "date": "2026-11-22", "thresholds": {"flat_reduce": flat_reduce, "put_all_gather": "never"}}
+    one = {"ranks": 2, "date": "2026-11-22", "thresholds": {"flat_reduce": flat_reduce, "registered_block": "never"}}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"cpu": "A", "own_cores": one}))
     return path
@@ -48,7 +48,7 @@ def ranks(*arguments: dict[str, str], n: int = 2, **variables: str) -> list[list
 
 
 TUNED = ["own_cores", 5000, NEVER, 2, True]
-DEFAULTS = ["own_cores", 16384, 1 << 20, 2, True]
+DEFAULTS = ["own_cores", 16384, 24 << 10, 2, True]
 
 
 def test_the_file_that_the_variable_or_the_program_names(tmp_path: Path) -> None:
