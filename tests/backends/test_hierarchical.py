@@ -126,6 +126,21 @@ def test_a_probe_describes_the_message_of_the_next_receive() -> None:
     run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))
 
 
+def test_a_cancelled_receive_from_any_rank_leaves_its_message() -> None:
+    def body(group: Group) -> None:
+        if group.rank == 0:
+            receiving = group.irecv((1,), ANY)
+            assert receiving.cancel()
+            assert not receiving.cancel()
+        group.barrier()
+        if group.rank:
+            group.send(np.full(1, float(group.rank)), 0)
+        else:
+            assert [group.recv((1,), rank)[0] for rank in (3, 2, 1)] == [3, 2, 1]
+
+    run_ranks(body, 4, backend=opener(PLACEMENTS["2x2"]))
+
+
 def test_a_receive_from_any_rank_ends_with_the_group() -> None:
     def body(group: Group) -> None:
         part = group.dup()

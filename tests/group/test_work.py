@@ -151,21 +151,29 @@ def test_a_function_that_exits_does_not_disturb_later_operations(ask: str) -> No
     run_ranks(ranks, 2)
 
 
-@pytest.mark.parametrize("backend", ["threads", "shm"])
-def test_a_cancelled_receive_has_ended_and_leaves_its_message(backend: str) -> None:
+@pytest.mark.parametrize("src", [1, rw.ANY])
+@pytest.mark.parametrize("backend", ["threads", "shm", "gloo", "hierarchical"])
+def test_a_cancelled_receive_has_ended_and_leaves_its_message(backend: str, src: int) -> None:
+    if backend == "gloo":
+        pytest.importorskip("torch")
+
     def ranks(group: Group) -> None:
+        if group.rank == 1:
+            group.barrier()
+            group.send(np.ones(2), 0)
+            return
         called = threading.Event()
-        work = group.irecv((2,), group.rank)
+        work = group.irecv((2,), src)
         work.add_done_callback(lambda ended: called.set() if isinstance(ended.exception(), ClosedError) else None)
         assert work.cancel()
         assert not work.cancel()  # it has ended
         with pytest.raises(ClosedError, match=r"^the operation was cancelled$"):
             work.result()
         assert called.wait(10)
-        group.send(np.ones(2), group.rank)
-        assert group.recv((2,), group.rank).tolist() == [1, 1]
+        group.barrier()
+        assert group.recv((2,), 1).tolist() == [1, 1]
 
-    run_ranks(ranks, 1, backend=backend)
+    run_ranks(ranks, 2, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])

@@ -57,6 +57,8 @@ class Work(ABC, Generic[T]):
     def cancel(self) -> bool:
         """Cancel a send or receive that is not complete, if the engine can: over shared memory and between threads.
 
+        Over gloo, a receive can be cancelled that no message has matched yet.
+
         A cancelled operation has failed with ClosedError, and its buffer is not used any more. The message that it
         would have received stays for another receive; one that it was sending is still delivered if the receiver may
         have begun to take its data.

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-from rankwise.contract.errors import CollectiveTimeout, RankwiseError
+from rankwise.contract.errors import ClosedError, CollectiveTimeout, RankwiseError
 from rankwise.contract.message import IncomingMessage, Message, late
 from rankwise.contract.types import DType
 from rankwise.contract.work import COMPLETE, Work, ended, wait_until
@@ -22,6 +22,9 @@ class Channel(ABC):
         self.failed = failed
         self.pending: dict[int, Work[None]] = {}
         """What `sync` waits for: a message from `begun` until `over`."""
+        self.lock = threading.RLock()
+        self.waiting: list[PendingMessage] = []
+        """Receives that no message has matched, in the order posted, where the adapter matches them; under the lock."""
 
     @property
     @abstractmethod
@@ -86,6 +89,14 @@ class PendingMessage(Work[None]):
             self._rest.wait()
         else:
             wait_until(end, self._rest, lambda: late(self.operation, limit, self.source, self.tag))
+
+    def cancel(self) -> bool:
+        with self._channel.lock:
+            if self not in self._channel.waiting:
+                return False
+            self._channel.waiting.remove(self)
+        self.end(ClosedError(f"{self.operation} was cancelled"))
+        return True
 
     def done(self) -> bool:
         return self._over.is_set() and self._rest.done()

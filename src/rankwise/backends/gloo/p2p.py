@@ -86,9 +86,9 @@ class Channel(composed.Channel):
         self.transport = transport
         self._has_left = has_left
         self._rank = transport.rank
-        self._lock = threading.RLock()  # `start_arrived` calls `recv`
-        self._arrived = threading.Condition(self._lock)  # a message for which no receive was posted
+        self._arrived = threading.Condition(self.lock)  # a message for which no receive was posted
         self._matching: Matching[PendingMessage, Envelope] = Matching()
+        self.waiting = self._matching.receives
         self._outgoing = HostStream.create()  # releases each envelope once it has been sent
         self._transfers: dict[int, HostStream] = {}  # by peer: waits for data that gloo is moving
         # Sends of large data and torch's Works that do them, by target and number.
@@ -114,7 +114,7 @@ class Channel(composed.Channel):
             sent = None if eager else PendingMessage(self, "send", ptr, count, dtype, dest, tag, keep)
             self._arrive(Envelope(dest, tag, count, dtype, eager=eager, data=ptr, sending=sent))
             return sent or COMPLETE
-        with self._lock:  # envelopes leave in the order of their numbers
+        with self.lock:  # envelopes leave in the order of their numbers
             number = self._sent[dest]
             self._sent[dest] += 1
             if self._unreceived[dest] + eager > tuning.GLOO_UNRECEIVED:
@@ -147,7 +147,7 @@ class Channel(composed.Channel):
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
         receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
-        with self._lock:
+        with self.lock:
             failure = self._failure
             envelope = None if failure is not None else self._matching.post(receive)
             left = None if envelope is not None else self._out_of_reach(src)
@@ -163,13 +163,13 @@ class Channel(composed.Channel):
 
     def probe(self, src: int, tag: int) -> Message | None:
         self.listen(src)
-        with self._lock:
+        with self.lock:
             message = self._matching.find(src, tag)
         return None if message is None else Message(message.source, message.tag, message.count, message.dtype)
 
     def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self.listen(src)
-        with self._lock:
+        with self.lock:
             message = self._matching.find(src, tag)
             if message is None:
                 return None
@@ -191,7 +191,7 @@ class Channel(composed.Channel):
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: its connections end, and every message that waits for its match raises this error."""
-        with self._lock:
+        with self.lock:
             self._failure = error
             waiting = [*self._matching.receives, *(sending for sending, _ in self._unmatched.values())]
             self._matching.receives.clear()
@@ -235,7 +235,7 @@ class Channel(composed.Channel):
 
     def listen(self, src: int) -> None:
         """From now on receive the envelopes of this rank; with ANY, of all ranks."""
-        with self._lock:
+        with self.lock:
             for peer in range(self.transport.world_size) if src == ANY else (src,):
                 if peer != self._rank and peer not in self._listeners and not self._closed:
                     name, args = f"rankwise gloo messages from {peer}", (ref(self), self.transport, peer)
@@ -248,7 +248,7 @@ class Channel(composed.Channel):
         """`memory` holds an envelope that has arrived from this peer."""
         tag, count, code, number, eager = (int(value) for value in memory[: HEADER.itemsize].view(HEADER)[0])
         if code == MATCHED:
-            with self._lock:
+            with self.lock:
                 self._unreceived[peer] -= eager
                 sending = self._unmatched.pop((peer, number), None)
             if sending is not None:
@@ -258,7 +258,7 @@ class Channel(composed.Channel):
         self._arrive(Envelope(peer, tag, count, DType(code), number, eager, data))
 
     def _arrive(self, envelope: Envelope) -> None:
-        with self._lock:
+        with self.lock:
             receive = self._matching.arrive(envelope)
             if receive is None:
                 envelope.own()
@@ -278,20 +278,20 @@ class Channel(composed.Channel):
             ctypes.memmove(receive.ptr, envelope.data, size)
             if envelope.sending is not None:
                 envelope.sending.end()
-            with self._lock:
+            with self.lock:
                 self._received[envelope.source] += envelope.eager
             receive.end()
             return
         try:
             self._follow(receive, self.transport.recv(receive.ptr, size, envelope.source, _data_tag(envelope.number)))
-            with self._lock:
+            with self.lock:
                 received, self._received[envelope.source] = self._received[envelope.source], 0
             self._post(envelope.source, _header(0, 0, MATCHED, envelope.number, received))
         except RuntimeError as error:
             receive.end(self.failed(error, "recv"))
 
     def disconnected(self, peer: int, error: Exception) -> None:
-        with self._lock:
+        with self.lock:
             self._left[peer] = error
             ended = self._closed or self._failure is not None
             wanted = any(self._out_of_reach(receive.source) for receive in self._matching.receives)

@@ -1,13 +1,12 @@
 """Point-to-point messages between ranks of several hosts: shared memory within a host, the engine between hosts.
 
-A receive from any rank may match a message from either, and a receive that was posted cannot be cancelled. So such a
+A receive from any rank may match a message from either, and an engine may be unable to cancel a receive. So such a
 receive is *deferred*: both are probed until its message has arrived, and then it is posted to the one that has the
 message. A thread does this while receives are deferred, since the sender of a large message waits for its receive.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,8 +41,6 @@ class Channel(composed.Channel):
         super().__init__(failed)
         self._local, self._flat, self._layout = local, flat, layout
         self._host = layout.host[flat.comm.rank]
-        self._lock = threading.RLock()  # an error that `progress` finds fails the group, and with it this channel
-        self._deferred: list[PendingMessage] = []  # in the order posted
         self._local_first = True
         self._prober = HostStream.create()
         self.closed = False
@@ -57,13 +54,13 @@ class Channel(composed.Channel):
         return self._start(part, "send", ptr, count, dtype, number, tag, keep)
 
     def recv(self, ptr: int, count: int, dtype: DType, src: int, tag: int, keep: object) -> Work[None]:
-        with self._lock:
+        with self.lock:
             # A receive waits behind a deferred one that could match the same message.
-            if src != ANY and not any(overlap(earlier, src, tag) for earlier in self._deferred):
+            if src != ANY and not any(overlap(earlier, src, tag) for earlier in self.waiting):
                 part, number = self._way(src)
                 return self._start(part, "recv", ptr, count, dtype, number, tag, keep)
             receive = PendingMessage(self, "recv", ptr, count, dtype, src, tag, keep)
-            self._deferred.append(receive)
+            self.waiting.append(receive)
         if not self.progress():
             self._prober.submit(partial(_probe, ref(self)))
         return receive
@@ -71,14 +68,14 @@ class Channel(composed.Channel):
     def probe(self, src: int, tag: int) -> Message | None:
         while True:
             self.progress()
-            with self._lock:
+            with self.lock:
                 message = self._find("probe", src, tag)
                 if message is None or self._taker(message) is None:
                     return message
 
     def start_arrived(self, src: int, tag: int) -> IncomingMessage | None:
         self.progress()
-        with self._lock:
+        with self.lock:
             message = self._find("recv", src, tag)
             if message is None or self._taker(message) is not None:
                 return None
@@ -95,13 +92,13 @@ class Channel(composed.Channel):
 
     def progress(self) -> bool:
         """Begin the deferred receives whose messages have arrived. Returns True if all have begun."""
-        with self._lock:
-            for receive in list(self._deferred):
+        with self.lock:
+            for receive in list(self.waiting):
                 try:
                     message = self._find("recv", receive.source, receive.tag)
                     taker = None if message is None else self._taker(message)
                     if message is not None and taker is not None:
-                        self._deferred.remove(taker)
+                        self.waiting.remove(taker)
                         part, number = self._way(message.source)
                         inner = self._start(
                             part, "recv", taker.ptr, taker.count, taker.dtype, number, message.tag, taker.keep
@@ -109,15 +106,15 @@ class Channel(composed.Channel):
                         taker.source, taker.tag = message.source, message.tag
                         taker.end(rest=inner)
                 except RankwiseError as error:
-                    if receive in self._deferred:  # `fail` has not ended it
-                        self._deferred.remove(receive)
+                    if receive in self.waiting:  # `fail` has not ended it
+                        self.waiting.remove(receive)
                         receive.end(error)
-            return not self._deferred
+            return not self.waiting
 
     def fail(self, error: RankwiseError) -> None:
         """The group has failed: every deferred receive raises this error."""
-        with self._lock:
-            waiting, self._deferred = self._deferred, []
+        with self.lock:
+            waiting, self.waiting = self.waiting, []
         for receive in waiting:
             receive.end(error)
 
@@ -143,7 +140,7 @@ class Channel(composed.Channel):
         return None if message is None else replace(message, source=part.ranks[message.source])
 
     def _taker(self, message: Message) -> PendingMessage | None:
-        return next((receive for receive in self._deferred if matches(message, receive.source, receive.tag)), None)
+        return next((receive for receive in self.waiting if matches(message, receive.source, receive.tag)), None)
 
     def _start(self, part: InnerGroup, operation: str, *args: Any) -> Work[None]:
         return part.message(operation, part.do(operation, getattr(part.comm, operation), *args))
