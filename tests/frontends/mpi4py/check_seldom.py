@@ -223,6 +223,28 @@ def arguments_of_a_wrong_kind() -> None:
     assert info.items() == [("key", "value")]
 
 
+def error_handlers_and_matched_sizes() -> None:
+    own = comm.Dup()
+    before = own.Get_errhandler()
+    assert before == MPI.ERRORS_RETURN
+    own.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+    assert own.Get_errhandler() == MPI.ERRORS_ARE_FATAL
+    own.Set_errhandler(before)
+    before.Free()
+    assert (bool(before), own.Get_errhandler()) == (False, MPI.ERRORS_RETURN)
+    with pytest.raises(TypeError):
+        own.Set_errhandler(3)
+    own.Free()
+    for kind, nbytes, code in (
+        (MPI.TYPECLASS_REAL, 8, "f8"), (MPI.TYPECLASS_INTEGER, 2, "i2"), (MPI.TYPECLASS_COMPLEX, 16, "c16"),
+    ):  # fmt: skip
+        assert (found := MPI.Datatype.Match_size(kind, nbytes)).Get_size() == nbytes
+        assert found.typestr == code
+    for kind, nbytes in ((MPI.TYPECLASS_REAL, 3), (77, 4)):
+        with pytest.raises(MPI.Exception):
+            MPI.Datatype.Match_size(kind, nbytes)
+
+
 def pickles() -> None:
     """Of what the program has made, as a message that it sends."""
     record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 24)
@@ -313,7 +335,7 @@ for check in (
     *(scans_and_parts, grids, messages_in_both_directions, modes_of_sending, several_requests),
     *(matched_messages, packing_and_addresses, memory_of_other_kinds, user_operations_on_elements_with_gaps),
     *(messages_that_end_within_an_element, requests_of_a_freed_communicator, bad_counts_and_operations, pickles),
-    arguments_of_a_wrong_kind,
+    *(arguments_of_a_wrong_kind, error_handlers_and_matched_sizes),
 ):
     check()
     comm.Barrier()

@@ -42,10 +42,20 @@ from rankwise.frontends.mpi4py.datatypes import (
     ORDER_C,
     ORDER_F,
     ORDER_FORTRAN,
+    TYPECLASS_COMPLEX,
+    TYPECLASS_INTEGER,
+    TYPECLASS_REAL,
     Datatype,
 )
 from rankwise.frontends.mpi4py.errors import Exception
 from rankwise.frontends.mpi4py.groups import CONGRUENT, GROUP_EMPTY, GROUP_NULL, IDENT, SIMILAR, UNEQUAL, Group
+from rankwise.frontends.mpi4py.handles import (
+    ERRHANDLER_NULL,
+    ERRORS_ABORT,
+    ERRORS_ARE_FATAL,
+    ERRORS_RETURN,
+    Errhandler,
+)
 from rankwise.frontends.mpi4py.info import INFO_ENV, INFO_NULL, Info
 from rankwise.frontends.mpi4py.messages import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from rankwise.frontends.mpi4py.ops import Op
@@ -178,12 +188,8 @@ _commctx_inter = _errors.Absent("MPI.Intercomm")
 _sizeof, _addressof, _handleof = (
     _errors.Absent(f"MPI.{name} (C handles)") for name in ("_sizeof", "_addressof", "_handleof")
 )
-ERRHANDLER_NULL, ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
-    _errors.Absent(f"MPI.{name}") for name in ("ERRHANDLER_NULL", "ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
-)
-File, Session, Errhandler, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
-    _errors.Absent(f"MPI.{name}")
-    for name in ("File", "Session", "Errhandler", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
+File, Session, Grequest, Graphcomm, Distgraphcomm, Topocomm = (
+    _errors.Absent(f"MPI.{name}") for name in ("File", "Session", "Grequest", "Graphcomm", "Distgraphcomm", "Topocomm")
 )
 
 

@@ -13,6 +13,7 @@ from rankwise.frontends.mpi4py.collectives import BufferCollectives
 from rankwise.frontends.mpi4py.context import MAX_TAG, Context
 from rankwise.frontends.mpi4py.errors import absent, error
 from rankwise.frontends.mpi4py.groups import CONGRUENT, IDENT, Group
+from rankwise.frontends.mpi4py.handles import Errhandler
 from rankwise.frontends.mpi4py.info import Info
 from rankwise.frontends.mpi4py.objects import ObjectCollectives
 from rankwise.frontends.mpi4py.requests import Pending, Request
@@ -32,10 +33,10 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     _null = "ERR_COMM"
     Barrier = ObjectCollectives.barrier  # Ibarrier and Barrier_init are made with the collectives on buffers
     (
-        Create_errhandler, Get_errhandler, Call_errhandler, Create_keyval, Free_keyval, Get_failed, Ack_failed,
+        Create_errhandler, Call_errhandler, Create_keyval, Free_keyval, Get_failed, Ack_failed,
         Agree, Iagree, Shrink, Ishrink, Revoke, Is_revoked, Psend_init, Precv_init, Join, Get_remote_size,
         Get_remote_group, Merge, Create_intercomm,
-    ) = absent(20)  # fmt: skip
+    ) = absent(19)  # fmt: skip
 
     # ---- what it is ----
 
@@ -94,9 +95,11 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     def Delete_attr(self, keyval: int) -> None:
         self._live().attributes.pop(keyval, None)
 
-    def Set_errhandler(self, errhandler: Any) -> None:
-        """Errors are exceptions, whatever is set."""
-        self._live()
+    def Get_errhandler(self) -> Errhandler:
+        return Errhandler(self._live().errhandler)
+
+    def Set_errhandler(self, errhandler: Errhandler) -> None:
+        self._live().errhandler = Errhandler(errhandler)
 
     @classmethod
     def Get_parent(cls) -> Intercomm:
@@ -115,7 +118,7 @@ class Comm(BufferCollectives, ObjectCollectives, root=True):
     def _copied(self, group: Any, info: Info | None) -> Context:
         c = self._live()
         made = Context(group, topology=c.topology)
-        made.attributes = dict(c.attributes)
+        made.attributes, made.errhandler = dict(c.attributes), c.errhandler
         made.info = dict(c.info) if info is None else dict(info._h or {})
         return made
 

@@ -11,6 +11,7 @@ from rankwise.contract.communicator import complete
 from rankwise.contract.message import ANY
 from rankwise.contract.shortcuts import not_available
 from rankwise.frontends.mpi4py.errors import error
+from rankwise.frontends.mpi4py.handles import ERRORS_RETURN
 from rankwise.frontends.mpi4py.pickling import CODEC
 from rankwise.frontends.mpi4py.status import ANY_SOURCE, ANY_TAG, PROC_NULL
 from rankwise.frontends.mpi4py.world import GROUPS, WORLD
@@ -50,6 +51,7 @@ class Context:
         GROUPS.add(group)
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}
+        self.errhandler = ERRORS_RETURN
         self.topology = topology
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}

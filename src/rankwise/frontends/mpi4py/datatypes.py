@@ -19,6 +19,8 @@ from rankwise.frontends.mpi4py.handles import Named
 
 ORDER_C = 56
 ORDER_F = ORDER_FORTRAN = 57
+TYPECLASS_REAL, TYPECLASS_INTEGER, TYPECLASS_COMPLEX = 1, 2, 3
+_TYPECLASSES = {TYPECLASS_REAL: "REAL", TYPECLASS_INTEGER: "INTEGER", TYPECLASS_COMPLEX: "COMPLEX"}
 DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
 
 
@@ -117,8 +119,8 @@ class Datatype(Named[Layout], root=True):
     _by_value = True
     (
         Create_darray, Create_f90_integer, Create_f90_real, Create_f90_complex, Get_envelope, Get_contents,
-        decode, Match_size, Get_attr, Set_attr, Create_keyval, Pack_external, Unpack_external,
-    ) = absent(13)  # fmt: skip
+        decode, Get_attr, Set_attr, Create_keyval, Pack_external, Unpack_external,
+    ) = absent(12)  # fmt: skip
 
     # ---- what it is ----
 
@@ -181,6 +183,14 @@ class Datatype(Named[Layout], root=True):
         if code not in TYPES:
             raise ValueError(f"cannot map code {code!r} to MPI datatype")
         return TYPES[code]
+
+    @classmethod
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
+        """The datatype of this many bytes; typeclass: TYPECLASS_REAL, _INTEGER or _COMPLEX."""
+        found = PREDEFINED.get(f"{_TYPECLASSES.get(typeclass)}{size}")
+        if not found:
+            raise error("ERR_ARG", f"typeclass={typeclass}, size={size}: there is no such datatype")
+        return found
 
     # ---- those made of it ----
 

@@ -150,3 +150,15 @@ def predefined(name: str) -> Any:
 
 def _another(kind: type[Handle[Any]], name: str) -> Handle[Any]:
     return kind(NAMED[name])
+
+
+class Errhandler(Handle[str], root=True):
+    """An error handler, which is only remembered: errors are exceptions, whatever is set."""
+
+    _null = "ERR_ERRHANDLER"
+
+
+ERRHANDLER_NULL = Errhandler()._named("ERRHANDLER_NULL")
+ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
+    Errhandler._of(name)._named(name) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
+)
