@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankwise as rw
 from rankwise import _native
 from rankwise.backends.native import threads
 from rankwise.contract.errors import ClosedError, MismatchError, RankwiseError
@@ -80,6 +81,14 @@ def test_arguments_are_refused_before_anything_is_sent() -> None:
             for seed, error in ((-1, ValueError), (None, TypeError), ("a", ValueError), ([1, 1.5], TypeError)):
                 text = f"seed={seed!r}: expected one or several ints of at least 0"
                 refused(lambda seed=seed: group.rng(seed), error, text)  # type: ignore[misc]
+            none: Any = None
+            refused(lambda: group.subgroup(none), TypeError, "ranks=None: expected ranks of the group, got NoneType")
+            refused(lambda: group.shrink(none), TypeError, "exclude=None: expected ranks of the group, got NoneType")
+            refused(lambda: group.map(abs, none, dst=1), TypeError, "tasks=None: expected the tasks, on rank dst, got")
+            refused(lambda: group.batch(none), TypeError, "sends=None: expected a list of (x, dst), got NoneType")
+            refused(lambda: group.batch([], none), TypeError, "recvs=None: expected a list of (x, src), got NoneType")
+            refused(lambda: rw.Mesh(group, dp=2, periodic=none), TypeError, "periodic=None: expected a bool, or axes")
+            refused(lambda: rw.Pool(group=3), TypeError, "group=3: expected a Group, got int")  # type: ignore[arg-type]
             refused(lambda: group.translate_rank(0, None), TypeError, "other=None: expected a Group, got NoneType")  # type: ignore[arg-type]
         assert group.all_reduce(x) is x
         assert (x == 2).all()

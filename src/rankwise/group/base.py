@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -303,6 +303,14 @@ def of_kind(value: T, name: str, kinds: Any, expected: str) -> T:
     if not isinstance(value, kinds):
         raise TypeError(f"{name}={value!r}: expected {expected}, got {type(value).__name__}")
     return value
+
+
+def each_of(values: Iterable[T], name: str, expected: str) -> Iterator[T]:
+    """iter(values), of an argument. A TypeError names it if it has no elements."""
+    try:
+        return iter(values)
+    except TypeError:
+        raise TypeError(f"{name}={values!r}: expected {expected}, got {type(values).__name__}") from None
 
 
 def integer(value: int, name: str) -> int:

@@ -13,7 +13,7 @@ from rankwise.contract.public import public
 from rankwise.contract.shared_integers import SharedIntegers
 from rankwise.contract.timeouts import LONGEST_TIMEOUT
 from rankwise.contract.work import Work
-from rankwise.group.base import GroupBase
+from rankwise.group.base import GroupBase, each_of, of_kind
 from rankwise.group.messages import Messages
 from rankwise.group.object_block import Codec, Parts, aligned, assemble, length_of
 from rankwise.group.objects import ObjectCollectives
@@ -321,13 +321,11 @@ class Farming(GroupBase):
     ) -> Iterator[_Outcome]:
         """On dst the tasks' outcomes in order; nothing elsewhere, after all tasks have been done."""
         dst = self._rank(dst, "dst")
-        if not callable(fn):
-            raise TypeError(f"fn={fn!r}: expected a function of one argument")
+        of_kind(fn, "fn", Callable, "a function of one argument")
         parts: list[Parts] = []
         if self.rank == dst:
-            if tasks is None:
-                raise TypeError("tasks=None: expected the tasks, on rank dst")
-            parts = [codec.encode(task) for task in tasks]
+            given = each_of(tasks, "tasks", "the tasks, on rank dst")  # type: ignore[arg-type]  # None is refused
+            parts = [codec.encode(task) for task in given]
         comm = self.comm.split(0, self.rank)
         assert comm is not None
         team = _Team(comm, f"{self.name}.map")

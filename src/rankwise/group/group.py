@@ -16,7 +16,7 @@ from rankwise.contract.communicator import Communicator
 from rankwise.contract.errors import ClosedError, shown
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout, check_wait
-from rankwise.group.base import integer_64, of_kind
+from rankwise.group.base import each_of, integer_64, of_kind
 from rankwise.group.collectives import Collectives
 from rankwise.group.farm import Farming
 from rankwise.group.messages import Messages
@@ -261,7 +261,7 @@ class Group(
             >>> first is None if group.rank == 1 else first.all_reduce(5) == 5
             True
         """
-        members = [self._rank(rank, "ranks") for rank in ranks]
+        members = [self._rank(rank, "ranks") for rank in each_of(ranks, "ranks", "ranks of the group")]
         if not members or len(set(members)) != len(members):
             raise ValueError(f"ranks={members}: expected at least one rank, and each once")
         comm = self.comm.subgroup(members)
@@ -367,7 +367,7 @@ class Group(
             ((0, 1), 2)
             >>> smaller.close()
         """
-        without = [self._rank(rank, "exclude") for rank in exclude]
+        without = [self._rank(rank, "exclude") for rank in each_of(exclude, "exclude", "ranks of the group")]
         if self.rank in without:
             raise ValueError(f"exclude={without}: expected other ranks than this one, {self.rank}")
         comm = self.comm.shrink(without)

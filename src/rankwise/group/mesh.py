@@ -12,7 +12,7 @@ from rankwise.arrays.buffers import target
 from rankwise.contract.closing import Closeable
 from rankwise.contract.public import public
 from rankwise.contract.ranks import count_of_ranks
-from rankwise.group.base import integer, of_kind
+from rankwise.group.base import each_of, integer, of_kind
 from rankwise.group.group import Group
 
 
@@ -272,7 +272,7 @@ def _periodic(given: bool | str | Iterable[str], axes: dict[str, int]) -> tuple[
     """The names of the periodic axes."""
     if isinstance(given, bool):
         return tuple(axes) if given else ()
-    names = [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) else list(each_of(given, "periodic", "a bool, or axes"))
     for name in names:
         if name not in axes:
             raise ValueError(f"periodic={name!r}: expected axes of the mesh, {', '.join(axes)}, or a bool")

@@ -15,7 +15,7 @@ from rankwise.contract.message import ANY, Message
 from rankwise.contract.shortcuts import NOT_TAKEN
 from rankwise.contract.timeouts import check_wait
 from rankwise.contract.work import COMPLETE, Work
-from rankwise.group.base import GroupBase, check_one_source, check_recv_tag, check_tag, nothing
+from rankwise.group.base import GroupBase, check_one_source, check_recv_tag, check_tag, each_of, nothing
 from rankwise.group.work import ArrayWork, several, wait_or_cancel
 
 D = TypeVar("D", bound=np.dtype[Any])
@@ -241,9 +241,9 @@ class PointToPoint(GroupBase):
         async_op: bool,
     ) -> Any:
         """`batch`, which returns result(the received arrays)."""
-        outgoing = [self._outgoing(*each) for each in sends]
+        outgoing = [self._outgoing(*each) for each in each_of(sends, "sends", "a list of (x, dst)")]
         incoming = []
-        for each in recvs:
+        for each in each_of(recvs, "recvs", "a list of (x, src)"):
             buffer, source, tag = self._incoming(*each)
             incoming.append((buffer, each[0], check_one_source(source), tag))
         return self._exchange(outgoing, incoming, result, async_op)

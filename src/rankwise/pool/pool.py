@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
+from rankwise.group.base import of_kind
 from rankwise.group.group import Group
 from rankwise.launch.limits import check_ranks
 from rankwise.pool.dealer import Dealer, Task
@@ -91,7 +92,7 @@ class Pool(Executor):
         if group is not None:
             if threads:
                 raise TypeError("threads=True: the ranks of a group are there already; pass a number of ranks instead")
-            ranks = Members(group, timeout)
+            ranks = Members(of_kind(group, "group", Group, "a Group"), timeout)
             if group.rank > 0:
                 self._served = ranks
         else:
