@@ -2,7 +2,7 @@
 
 #include "bindings.hpp"
 #include "embedding.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 #include "trace/trace.hpp"
 
 using rankwise::Comm;

@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "base/text.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 #include "report.hpp"
 #include "site.hpp"
 

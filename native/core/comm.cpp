@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "base/mix.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 #include "kernels/non_temporal.hpp"
 
 namespace rankwise {

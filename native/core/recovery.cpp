@@ -4,7 +4,7 @@
 #include "comm.hpp"
 #include "failure/agreement.hpp"
 #include "failure/timeout_report.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 
 namespace rankwise {
 

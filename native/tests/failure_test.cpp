@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "failure/termination.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 #include "ranks.hpp"
 #include "refuse_memory.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "bindings.hpp"
 #include "embedding.hpp"
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 #include "numpy_arrays.hpp"
 #include "watch/call_checker.hpp"
 #include "watch/watched_stacks.hpp"

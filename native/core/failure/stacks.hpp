@@ -1,6 +1,6 @@
 // The stacks of other ranks' programs, as the embedding formats them.
 //
-// A rank that is a process has a doorbell: a pipe that its watcher thread (watchdog.cpp) polls. Another process of the
+// A rank that is a process has a doorbell: a pipe that its watcher thread (watcher.cpp) polls. Another process of the
 // same user writes a byte to it; then the rank starts a thread that writes the answer into a block of the segment.
 #pragma once
 #include <atomic>

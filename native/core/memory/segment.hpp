@@ -134,7 +134,7 @@ public:
     int take_pidfd(int rank);
     // This process is number `process` of `rank`: what it reserves and allocates from now on is freed after its death.
     void set_owner(int rank, uint32_t process) { heap_.set_owner(rank, process); }
-    // This process's watcher of the other ranks (failure/watchdog.hpp). Its thread ends when this is released.
+    // This process's watcher of the other ranks (failure/watcher.hpp). Its thread ends when this is released.
     std::shared_ptr<Watcher> watcher;
     // For each rank of this process, the thread that moves its messages in the background (p2p/progress_thread.hpp).
     std::vector<std::shared_ptr<ProgressThread>> progress_threads;

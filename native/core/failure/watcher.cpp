@@ -1,4 +1,4 @@
-#include "failure/watchdog.hpp"
+#include "failure/watcher.hpp"
 
 #include <poll.h>
 #include <signal.h>
