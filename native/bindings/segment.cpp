@@ -47,12 +47,12 @@ void bind_segment(nb::module_& m) {
             nb::arg("tuning") = std::vector<rankwise::tuning::NamedValue>(),
             nb::arg("unexpected_bytes") = rankwise::Settings().unexpected_bytes)
         .def(
-            "mark_exited",
+            "mark_ended",
             [](Segment& s, int rank, int status, int pid, uint32_t restart) {
                 rankwise::QualifiedPid unknown;  // of a rank that never joined
                 s.record(checked(s, rank))
                     .pid.compare_exchange_strong(unknown, {pid, rankwise::QualifiedPid::own().pid_namespace});
-                s.mark_exited(rank, status, restart);
+                s.mark_ended(rank, status, restart);
             },
             nb::arg("rank"), nb::arg("status"), nb::arg("pid"), nb::arg("restart") = 0)
         .def(

@@ -104,7 +104,7 @@ void bind_trace(nb::module_& m) {
         .def_prop_ro("pid", [](const RankState& s) { return s.pid.number; })
         .def_prop_ro("pid_namespace", [](const RankState& s) { return s.pid.pid_namespace; })
         .def_ro("joined", &RankState::joined)
-        .def_ro("exited", &RankState::exited)
+        .def_ro("ended", &RankState::ended)
         .def_ro("exit_status", &RankState::exit_status)
         .def_ro("operations", &RankState::operations)
         .def_ro("bytes", &RankState::bytes)

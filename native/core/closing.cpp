@@ -42,7 +42,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
         const auto finished = [&] {  // what is left on the stream of a failed group will not run
             return !in_progress() || (group_.failed() && !memory_->in_call_of_others());
         };
-        if ((interrupts || !waiter.watch(kInterval, finished)) && !group_.failed()) {
+        if ((interrupts || !waiter.check_every(kInterval, finished)) && !group_.failed()) {
             fail_group(group_, Cause::PeerLost, rank(), transport_.log.begun(),
                        "closed the group while one of its own calls was in progress");
             trouble = "an operation was still in progress and was abandoned";
@@ -50,7 +50,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     });
     memory_->close();
     attempt([&] {
-        ended = Waiter(kToNotice).watch(kInterval, [&] { return !memory_->in_call_of_others(); }) && !interrupts;
+        ended = Waiter(kToNotice).check_every(kInterval, [&] { return !memory_->in_call_of_others(); }) && !interrupts;
         if (pending && trouble.empty() && group_.failed())
             trouble = "an operation was still in progress when the group failed";
         if (!pending && ended) failures_.compare_last();
@@ -67,7 +67,7 @@ std::optional<std::string> Comm::close(double timeout) noexcept {
     group_.peers[rank()].has_left.store(1);
     if (group_.asleep()) wake_all(group_);
     attempt([&] {
-        if (!Waiter(kToNotice).watch(kInterval, [&] { return !memory_->used_by_others(); }))
+        if (!Waiter(kToNotice).check_every(kInterval, [&] { return !memory_->used_by_others(); }))
             trouble = "a call of another thread did not end; the group's memory is freed when it does";
     });
     attempt([&] { buffers_->leave(); });

@@ -202,8 +202,8 @@ Comm::Comm(std::shared_ptr<BufferCache> buffers, uint64_t group, int rank, doubl
 
 Comm::~Comm() {
     close(0);
-    Waiter(kForever).watch(std::chrono::microseconds(500),
-                           [this] { return !memory_->used_by_others() || fork_.is_child(); });
+    Waiter(kForever).check_every(std::chrono::microseconds(500),
+                                 [this] { return !memory_->used_by_others() || fork_.is_child(); });
 }
 
 std::vector<Algorithm> Comm::algorithms(Op op, size_t bytes) const {

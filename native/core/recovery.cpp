@@ -103,7 +103,7 @@ private:
         missing.push_back(r);
         if (outcome.status != Outcome::Status::GivenUp || !segment.record(r).given_up.load()) continue;
         const std::string how =
-            segment.await_how_it_ended(r, std::max(segment.record(r).exited.load(), 1u) - 1, program);
+            segment.await_how_it_ended(r, std::max(segment.record(r).ended.load(), 1u) - 1, program);
         throw PeerLost("rank " + std::to_string(r) + " " + how +
                            ", and the launcher does not start it again; the other ranks may go on without it by shrink",
                        r, how, name(Op::Restore), -1);
@@ -254,7 +254,7 @@ std::shared_ptr<Comm> Comm::meet(const std::shared_ptr<BufferCache>& buffers, in
 
 // Before the process with this number joins in place of the one before it, which its launcher has seen end.
 void Comm::prepare_replacement(Segment& segment, int rank, uint32_t process) {
-    if (!segment.ended(rank, process - 1)) segment.mark_exited(rank, kStatusUnknown, process - 1);
+    if (!segment.ended(rank, process - 1)) segment.mark_ended(rank, kStatusUnknown, process - 1);
     end_operations(segment, rank);
     segment.record(rank).pending_messages = 0;
     Agreements& agreements = *segment.at<Agreements>(SegmentLayout(segment.world_size()).restores);

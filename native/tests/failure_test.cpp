@@ -272,7 +272,7 @@ void close_waits_for_started_operations(Comm& c) {
 // A rank dies while a group that contains it is being created.
 void a_new_group_with_a_dead_rank() {
     auto segment = Segment::create(2);
-    segment->mark_exited(1, -SIGKILL);
+    segment->mark_ended(1, -SIGKILL);
     const GroupSegment& group = *segment->at<GroupSegment>(create_group_segment(*segment, {{0, 0}, {1, 0}}));
     CHECK(group.failed());
     CHECK_EQ(group.failure().rank, 1);
@@ -290,7 +290,7 @@ void the_statuses_of_many_lost_ranks_are_late() {
     const auto memory = std::make_shared<BufferCache>(segment);
     const Comm comm(memory, segment->header().world_group, 0, 60, settings);
     segment->header().statuses_expected = 1;
-    for (int rank = 1; rank < 4; ++rank) segment->mark_exited(rank, kStatusUnknown);
+    for (int rank = 1; rank < 4; ++rank) segment->mark_ended(rank, kStatusUnknown);
     CHECK_EQ(thrown([&] { comm.failed(); }), "Interrupted");
     for (int rank = 1; rank < 4; ++rank) segment->record(rank).ended_at = Clock::now() - kSureStatus;
     CHECK_EQ(comm.failed().size(), 3u);
@@ -300,8 +300,8 @@ void the_statuses_of_many_lost_ranks_are_late() {
 // A rank dies, and the rank that noticed it dies before it has failed any group.
 void a_death_noticed_by_a_dead_rank() {
     auto segment = Segment::create(3);
-    segment->record(2).exited = 1;
-    segment->mark_exited(2, -SIGKILL);
+    segment->record(2).ended = 1;
+    segment->mark_ended(2, -SIGKILL);
     const GroupSegment& world = *segment->at<GroupSegment>(segment->header().world_group);
     CHECK(world.failed());
     CHECK_EQ(world.failure().rank, 2);

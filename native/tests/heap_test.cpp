@@ -273,7 +273,7 @@ void stops_and_kills(unsigned seed) {
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
               "seed " << seed << ": a process ended with status " << status);
     }
-    for (int rank = 0; rank < 2; ++rank) segment->mark_exited(rank, -SIGKILL);
+    for (int rank = 0; rank < 2; ++rank) segment->mark_ended(rank, -SIGKILL);
     const Heap& heap = segment->heap();
     heap.free_buffers_of_ended();
     heap.visit(BlockKind::Channel, [&](uint64_t offset) { heap.release(offset); });

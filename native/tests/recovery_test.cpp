@@ -203,8 +203,8 @@ public:
         const int pid = wait(status);
         const int rank = pids_.at(pid);
         pids_.erase(pid);
-        segment_->mark_exited(rank, WIFSIGNALED(*status) ? -WTERMSIG(*status) : WEXITSTATUS(*status),
-                              restarts_[size_t(rank)]);
+        segment_->mark_ended(rank, WIFSIGNALED(*status) ? -WTERMSIG(*status) : WEXITSTATUS(*status),
+                             restarts_[size_t(rank)]);
         return rank;
     }
     void replace(int rank) {

@@ -38,7 +38,7 @@ struct Job {
     void lose(int rank, int pid) const {
         kill(pid, SIGKILL);
         waitpid(pid, nullptr, 0);
-        segment->mark_exited(rank, -SIGKILL);
+        segment->mark_ended(rank, -SIGKILL);
     }
     // A process of this rank that holds the block.
     int holder(int rank, const SharedBlock::Ticket& ticket) const {
@@ -172,7 +172,7 @@ void not_while_a_rank_is_writing_there() {
 void a_thread_that_ends_holds_it() {
     const Job job(2);
     auto mine = job.block(0), theirs = job.block(1, mine->ticket());
-    job.segment->mark_exited(1, 1);
+    job.segment->mark_ended(1, 1);
     mine.reset();
     free_memory_of_lost(*job.segment);
     CHECK_EQ(job.blocks(), 2u);

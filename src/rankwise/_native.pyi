@@ -289,7 +289,7 @@ class Segment:
         """
 
     def announce_statuses(self) -> None:
-        """The launcher calls `mark_exited` for each rank that ends."""
+        """The launcher calls `mark_ended` for each rank that ends."""
 
     def announce_restarts(self) -> None:
         """The launcher starts a replacement for each lost rank, or calls `give_up`."""
@@ -303,10 +303,10 @@ class Segment:
     def give_up(self, rank: int) -> None:
         """No further process of this rank will be started: what waits for a replacement raises PeerLostError.
 
-        Called after `mark_exited` for the rank's last process.
+        Called after `mark_ended` for the rank's last process.
         """
 
-    def mark_exited(self, rank: int, status: int, pid: int, restart: int = 0) -> None:
+    def mark_ended(self, rank: int, status: int, pid: int, restart: int = 0) -> None:
         """Record how a rank's process ended: exit status, or minus the signal (subprocess's returncode).
 
         restart: how many processes had been started for this rank before that one (RANKWISE_RESTART).
@@ -406,7 +406,7 @@ class RankState:
     @property
     def joined(self) -> bool: ...
     @property
-    def exited(self) -> bool: ...  # whether its process has ended, as far as a rank or the launcher has detected it
+    def ended(self) -> bool: ...  # whether its process has ended, as far as a rank or the launcher has detected it
     @property
     def exit_status(self) -> int | None:
         """Like subprocess's returncode; None while the process runs, and if it is not known."""

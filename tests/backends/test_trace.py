@@ -82,7 +82,7 @@ def test_a_waiting_rank_is_visible_from_outside() -> None:
         assert (state.operation.name, state.operation.end, state.operation.bytes) == ("all_reduce", None, 800)
         assert state.description.startswith(f"in all_reduce #{state.operation.sequence} for ")
         assert state.since > 0
-        assert (state.joined, state.exited, state.exit_status) == (True, False, None)
+        assert (state.joined, state.ended, state.exit_status) == (True, False, None)
         assert state.pid not in (0, os.getpid())
         mine = view.state(1)
         assert not mine.inside

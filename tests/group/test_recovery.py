@@ -257,7 +257,7 @@ class Launcher:
             assert process.stdout is not None
             text = process.stdout.read()
             process.stdout.close()
-            self.segment.mark_exited(rank, process.returncode, pid, self.started[rank] - 1)
+            self.segment.mark_ended(rank, process.returncode, pid, self.started[rank] - 1)
             if process.returncode == 0 or self.started[rank] > self.restarts:
                 self.segment.give_up(rank)
                 output[rank] = text

@@ -265,7 +265,7 @@ void FailureReporter::await_call_sites() const {
     Waiter waiter(kCallSiteTimeout);
     for (int p = 0; p < t_.n; ++p) {
         const int world_rank = t_.members[size_t(p)].world_rank;
-        waiter.watch(std::chrono::microseconds(500), [&] {
+        waiter.check_every(std::chrono::microseconds(500), [&] {
             if (t_.group.peers[p].site.state.load() == CallSite::State::Complete) return true;
             const Whereabouts where = whereabouts(t_.segment, world_rank);
             return !where.inside || where.operation->group != t_.group.number || t_.ended(p);

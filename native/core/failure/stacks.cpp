@@ -129,7 +129,7 @@ RankTexts request_stacks(Segment& segment, const std::vector<int>& ranks, std::c
         const int pid = r.pid.load().number;
         const auto lives = [&, rank = rank] { return segment.present_process(rank) >= 0; };
         const auto answered = [&, request = request] { return int32_t(r.stacks_answered.load() - request) >= 0; };
-        waiter.watch(std::chrono::microseconds(500), [&] { return answered() || !lives() || is_stopped(pid); });
+        waiter.check_every(std::chrono::microseconds(500), [&] { return answered() || !lives() || is_stopped(pid); });
         if (answered()) {
             const uint64_t stacks = r.stacks.load();
             const size_t length = strnlen(segment.at<char>(stacks),

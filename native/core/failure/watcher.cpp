@@ -95,7 +95,7 @@ bool Watcher::watch_present(Segment& segment) {
             added_.push_back({fd, r, peer.in_own_namespace() ? peer.number : 0, processes - 1});
             watched = processes;
         } else if (errno == ESRCH) {
-            segment.mark_exited(r, kStatusUnknown, processes - 1);
+            segment.mark_ended(r, kStatusUnknown, processes - 1);
             --living;
         } else if (errno == EMFILE || errno == ENFILE) {
             may_open = false;
@@ -140,16 +140,16 @@ void Watcher::watch(const std::weak_ptr<Segment>& watched) {
         for (size_t i = 0; i < peers.size(); ++i) {
             const Peer& peer = peers[i];
             (fds[i + 2].revents ? dead : living).push_back(peer);
-            if (fds[i + 2].revents) segment->mark_exited(peer.rank, kStatusUnknown, peer.process);
+            if (fds[i + 2].revents) segment->mark_ended(peer.rank, kStatusUnknown, peer.process);
         }
         peers.swap(living);
         const auto known = [&](const Peer& peer) {
             if (segment->exit_status(peer.rank, peer.process) != kStatusUnknown) return true;
             const int32_t status = exit_status(peer.pidfd, peer.pid);
-            if (status != kStatusUnknown) segment->mark_exited(peer.rank, status, peer.process);
+            if (status != kStatusUnknown) segment->mark_ended(peer.rank, status, peer.process);
             return status != kStatusUnknown;
         };
-        Waiter(kStatusOfDead).watch(std::chrono::milliseconds(2), [&] {  // asks for each, unlike all_of
+        Waiter(kStatusOfDead).check_every(std::chrono::milliseconds(2), [&] {  // asks for each, unlike all_of
             return std::ranges::count_if(dead, known) == std::ssize(dead);
         });
         for (const Peer& peer : dead) close(peer.pidfd);

@@ -70,7 +70,7 @@ uint64_t create_group_segment(Segment& segment, const std::vector<Member>& membe
         if (const RankRecord& r = segment.record(members[i].world_rank); r.joined.load() == members[i].process + 1)
             group.peers[i].pid = r.pid.load();
     }
-    segment.heap().publish(offset, BlockKind::GroupSegment);  // from now on mark_exited finds this group
+    segment.heap().publish(offset, BlockKind::GroupSegment);  // from now on mark_ended finds this group
     for (const Member& m : members) {
         if (!segment.ended(m.world_rank, m.process)) continue;
         if (const int lost = fail_for_ended_process(group, m.world_rank, m.process); lost >= 0)
@@ -130,7 +130,7 @@ void fail_group(GroupSegment& group, Cause cause, int rank, uint64_t sequence,
     PeerSlot& peer_slot = group.peers[rank];
     bool explained = !std::ranges::all_of(how, &std::string_view::empty);
     if (explained && peer_slot.explained.exchange(1)) {  // by another thread of this rank, or a stray write
-        if (Waiter(kExplanationTimeout).watch({}, [&] { return group.failed(); })) return;
+        if (Waiter(kExplanationTimeout).check_every({}, [&] { return group.failed(); })) return;
         explained = false;
     }
     if (explained) {

@@ -102,7 +102,7 @@ void Heap::set_owner(int rank, uint32_t process) {
 }
 
 bool Heap::has_ended(uint32_t owner) const {
-    return owner != kNobody && ranks_[owner % kMaxRanks].exited.load() > owner >> kRankBits;
+    return owner != kNobody && ranks_[owner % kMaxRanks].ended.load() > owner >> kRankBits;
 }
 
 // Whether the process that has reserved this unit, alone or as the first of several, has ended.

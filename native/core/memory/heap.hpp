@@ -6,7 +6,7 @@
 // reserves it again when nobody visits it, clears its pages, and frees its units, or keeps it for the next block of its
 // size. What a process had reserved when it died is freed by the next process that finds it. What a stopped process has
 // reserved stays reserved, and the others use other units. What a process had published stays when it dies: groups and
-// their channels until their last rank detaches (Segment::mark_exited), arrays until free_buffers_of_ended.
+// their channels until their last rank detaches (Segment::mark_ended), arrays until free_buffers_of_ended.
 //
 // The memory of users' arrays lies apart from all else, between pages that nobody can access: what a program writes
 // beyond an array ends the program there, and does not change what the ranks agree on.

@@ -202,7 +202,7 @@ std::string name_of_group(const SegmentHeader& header, uint32_t number) {
 
 void Segment::announce_roster() { futex_notify(header_->roster); }
 
-void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
+void Segment::mark_ended(int rank, int32_t status, uint32_t process) {
     RankRecord& r = record(rank);
     if (status != kStatusUnknown) {
         const uint64_t known = uint64_t(process + 1) << 32 | uint32_t(status);
@@ -214,7 +214,7 @@ void Segment::mark_exited(int rank, int32_t status, uint32_t process) {
     // while it did so.
     if (r.groups_failed.load() > process) return;
     if (!ended(rank, process)) r.ended_at.store(Clock::now());
-    raise_to(r.exited, process + 1);
+    raise_to(r.ended, process + 1);
     announce_roster();
     std::vector<uint64_t> unused;
     heap_.visit(BlockKind::GroupSegment, [&](uint64_t offset) {
@@ -251,7 +251,7 @@ std::string Segment::await_how_it_ended(int rank, uint32_t process, Embedding& p
         const auto spent = Clock::now() - (ended(rank, process) ? r.ended_at.load() : begun);
         return spent > (header_->statuses_expected.load() && ends() ? kSureStatus : kLikelyStatus);
     };
-    Waiter(kSureStatus, program).watch(std::chrono::milliseconds(1), known);
+    Waiter(kSureStatus, program).check_every(std::chrono::milliseconds(1), known);
     const int32_t status = exit_status(rank, process);
     if (status == kStatusUnknown) return ends() ? "ended" : "left the group";
     if (status < 0) return "was killed by " + signal_name(-status);

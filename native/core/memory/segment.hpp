@@ -31,7 +31,7 @@ inline constexpr int32_t kStatusUnknown = INT32_MIN;
 struct alignas(kCacheLine) RankRecord {
     std::atomic<QualifiedPid> pid;            // of the latest process
     std::atomic<uint32_t> joined;             // processes up to the latest one that has joined
-    std::atomic<uint32_t> exited;             // processes that have ended
+    std::atomic<uint32_t> ended;              // processes that have ended
     std::atomic<Clock::time_point> ended_at;  // when the end of the latest of them was noticed
     std::atomic<uint32_t> groups_failed;      // processes that have ended, and all of whose groups have been failed
     std::atomic<uint32_t> ending;             // processes up to the latest one whose interpreter is about to end
@@ -141,8 +141,8 @@ public:
 
     // This process of `rank` has ended: records that, and its status if it is known, fails every group that it had not
     // left, and releases the groups that nobody uses any more.
-    void mark_exited(int rank, int32_t status, uint32_t process = 0);
-    bool ended(int rank, uint32_t process) const { return record(rank).exited.load() > process; }
+    void mark_ended(int rank, int32_t status, uint32_t process = 0);
+    bool ended(int rank, uint32_t process) const { return record(rank).ended.load() > process; }
     // The rank's present process, or -1 if it has none that has joined and not ended.
     int64_t present_process(int rank) const;
     int32_t exit_status(int rank, uint32_t process) const;  // or kStatusUnknown

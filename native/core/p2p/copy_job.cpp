@@ -85,7 +85,8 @@ bool Messages::help_to_fetch(Channel& c, int to) {
         r.sent_ += length;
         IovecList here;
         r.for_stretches(at, length, [&](const uint8_t* data, uint64_t stretch) { here.add(data, stretch); });
-        if (!transport_.memory.try_copy(to, PeerMemory::Direction::Put, reinterpret_cast<uint8_t*>(there + at), here)) break;
+        if (!transport_.memory.try_copy(to, PeerMemory::Direction::Put, reinterpret_cast<uint8_t*>(there + at), here))
+            break;
         job.done.fetch_add(1);
     }
     if (job.done.load() == pieces) {

@@ -145,7 +145,7 @@ void Messages::finish_claimed(int from) {
         fetch_claimed(from);
         return incoming_[from].claimed.empty() || over;
     };
-    if (!Waiter(kStoppedPeer).watch({}, ended))
+    if (!Waiter(kStoppedPeer).check_every({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,
                    "gave up a receive while rank " + std::to_string(from) + " was sending to it");
 }
@@ -203,7 +203,7 @@ bool Messages::cancel_offer(const Request& r) {
     OfferStage offered = OfferStage::Offered;
     if (stage.compare_exchange_strong(offered, OfferStage::Cancelled)) return true;
     const auto ended = [&] { return stage.load() != OfferStage::Copying || transport_.ended(r.peer_); };
-    if (!Waiter(kStoppedPeer).watch({}, ended))
+    if (!Waiter(kStoppedPeer).check_every({}, ended))
         fail_group(group_, Cause::PeerLost, rank_, 0,
                    "cancelled a send while rank " + std::to_string(r.peer_) + " was receiving it");
     return stage.load() != OfferStage::Copied;

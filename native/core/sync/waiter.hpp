@@ -96,7 +96,7 @@ public:
     }
 
     // For what notifies no doorbell: checks done() every `interval`, or after each yield if that is 0.
-    template <class Done> bool watch(std::chrono::microseconds interval, const Done& done) const {
+    template <class Done> bool check_every(std::chrono::microseconds interval, const Done& done) const {
         while (!done()) {
             if (left().count() <= 0) return false;
             if (interval.count()) usleep(useconds_t(interval.count()));

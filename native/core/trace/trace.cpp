@@ -196,12 +196,12 @@ RankState rank_state(const SegmentView& view, int rank) {
     const RankRecord& r = view.header().ranks[rank];
     const bool joined =
         r.joined.load() || r.operations.load();  // a rank that runs another backend only writes its trace
-    const uint32_t ended = r.exited.load(), latest = std::max(r.joined.load(), ended);  // processes
+    const uint32_t processes_ended = r.ended.load(), latest = std::max(r.joined.load(), processes_ended);
     const uint64_t status = r.exit_status.load();
-    const bool exited = ended > 0 && ended == latest;
+    const bool ended = processes_ended > 0 && processes_ended == latest;
     return {r.pid.load(),
             joined,
-            exited,
+            ended,
             status >> 32 && status >> 32 == latest ? std::optional(int(int32_t(uint32_t(status)))) : std::nullopt,
             r.operations.load(),
             r.bytes.load(),

@@ -152,7 +152,7 @@ private:
 // What a segment records about one rank.
 struct RankState {
     QualifiedPid pid;
-    bool joined, exited;
+    bool joined, ended;
     std::optional<int> exit_status;
     uint64_t operations, bytes;
     int64_t waited;  // ns

@@ -168,7 +168,7 @@ std::vector<int> PeerMemory::fail_and_await_writers(const Waiter& waiter) {
             return p == rank_ || !group_.peers[p].writing.load() ||
                    segment_.ended(members_[size_t(p)].world_rank, members_[size_t(p)].process);
         };
-        if (!waiter.watch(std::chrono::microseconds(100), stopped)) writers.push_back(p);
+        if (!waiter.check_every(std::chrono::microseconds(100), stopped)) writers.push_back(p);
     }
     exposed_ = false;
     return writers;

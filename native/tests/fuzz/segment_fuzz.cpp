@@ -59,7 +59,7 @@ void look(const Segment& segment, uint64_t report) {
 void change(Segment& segment, Input& what) {
     const int rank = int(what.below(size_t(segment.world_size())));
     switch (what.below(5)) {
-    case 0: segment.mark_exited(rank, what.take<int32_t>(), what.take<uint8_t>()); break;
+    case 0: segment.mark_ended(rank, what.take<int32_t>(), what.take<uint8_t>()); break;
     case 1: segment.heap().free_buffers_of_ended(); break;
     case 2: segment.heap().release(segment.heap().allocate(what.take<uint32_t>() % MiB, BlockKind::Text)); break;
     case 3: release_group_segment(segment, create_group_segment(segment, {{rank, 0}})); break;

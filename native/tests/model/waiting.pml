@@ -191,7 +191,7 @@ inline group_lost_rank(p) {
     fi
 }
 
-inline mark_exited(p) {
+inline mark_ended(p) {
     if
 #ifdef BREAK_MARKING
     :: d_step { !groups_failed[p] -> groups_failed[p] = true }; group_lost_rank(p)    /* only the first rank to notice fails the groups */
@@ -247,8 +247,8 @@ proctype Watcher(byte me) provided (dying == 0 || !alive[me]) {
     bool seen[N];
     {
 end:    do
-        :: d_step { !alive[NEXT(1)] && !seen[NEXT(1)] -> seen[NEXT(1)] = true }; mark_exited(NEXT(1))
-        :: d_step { N > 2 && !alive[NEXT(2)] && !seen[NEXT(2)] -> seen[NEXT(2)] = true }; mark_exited(NEXT(2))
+        :: d_step { !alive[NEXT(1)] && !seen[NEXT(1)] -> seen[NEXT(1)] = true }; mark_ended(NEXT(1))
+        :: d_step { N > 2 && !alive[NEXT(2)] && !seen[NEXT(2)] -> seen[NEXT(2)] = true }; mark_ended(NEXT(2))
         od
     } unless { d_step { !alive[me] -> dying--; seen[0] = false; seen[1] = false; seen[N - 1] = false } }
 }

@@ -438,7 +438,7 @@ class LocalJob:
         rank.done = self._membership.of_rank(rank.number) == DONE
         if rank.returncode:
             rank.read_failure(self._failures_fd, self.segment_fd)
-        self._segment.mark_exited(rank.index, rank.returncode, rank.pid, rank.restart)
+        self._segment.mark_ended(rank.index, rank.returncode, rank.pid, rank.restart)
         finished = rank.returncode == 0 and not self.losses.stay
         if finished:
             self._segment.give_up(rank.index)  # a replacement of another rank need not wait for this one

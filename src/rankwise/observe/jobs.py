@@ -124,9 +124,9 @@ class RunningJob:
         return next((pid for pid in pids if _variable(pid, "RANKWISE_LOCAL_WORLD_SIZE") == size), None)
 
     def _how(self, state: RankState) -> str:
-        if state.exit_status is not None and (state.exited or state.exit_status):
+        if state.exit_status is not None and (state.ended or state.exit_status):
             return f"exit {state.exit_status}" if state.exit_status >= 0 else signal_name(-state.exit_status)
-        if state.exited:
+        if state.ended:
             return "ended"
         if not state.joined:
             return "not joined"

@@ -77,7 +77,7 @@ class Threads(Ranks):
             return [_outcome(ending, None) for ending in self._ranks.call_all(join)]
         except BaseException:
             for rank in set(range(self.n)) - begun:
-                segment.mark_exited(rank, 1, os.getpid())  # so that the others do not wait for it
+                segment.mark_ended(rank, 1, os.getpid())  # so that the others do not wait for it
             raise
 
     def interrupt(self, ranks: Collection[int]) -> None:

@@ -98,7 +98,7 @@ class RankPool:
         if message is None:
             status = self._processes[rank].wait()
             if self._segment is not None:
-                self._segment.mark_exited(rank, status, self._processes[rank].pid)
+                self._segment.mark_ended(rank, status, self._processes[rank].pid)
             how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             return Outcome(failure=f"the process {how}")
         kind, _, _, parts = message

@@ -41,7 +41,7 @@ def standings(segment_fd: int) -> list[Standing]:
     ranks = []
     for index in range(view.world_size):
         state = view.state(index)
-        if state.joined and not state.exited:
+        if state.joined and not state.ended:
             ranks.append(
                 Standing(
                     index,
