@@ -256,7 +256,7 @@ def test_wait_any_returns_the_complete_work() -> None:
             works = [group.irecv((), 1, tag, dtype=int) for tag in range(4)]
             for expected in (2, 0, 3):
                 group.send(expected, 1)
-                assert rw.wait_any(works) == expected
+                assert rw.wait_any(iter(works)) == expected
                 assert works[expected].wait() == 10 * expected
                 works[expected] = group.irecv((), 1, 9, dtype=int)  # nothing comes there
             group.send(1, 1)

@@ -333,6 +333,8 @@ def test_bad_calls(pool: rw.Pool) -> None:
         pool.map(3, [1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="chunksize=0: expected at least 1"):
         pool.map(abs, [1], chunksize=0)
+    with pytest.raises(TypeError, match="chunksize='1': expected an int, got str"):
+        pool.map(abs, [1], chunksize="1")  # type: ignore[arg-type]
 
 
 # ---- lost ranks ----

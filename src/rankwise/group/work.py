@@ -349,7 +349,7 @@ def wait_all(works: Iterable[Work[T]], timeout: float | None = None) -> list[T]:
 
 
 @public
-def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
+def wait_any(works: Iterable[Work[Any]], timeout: float | None = None) -> int:
     """Wait until a Work is complete or has failed.
 
     Args:
@@ -367,6 +367,7 @@ def wait_any(works: Sequence[Work[Any]], timeout: float | None = None) -> int:
         >>> rw.wait_any(works)
         0
     """
+    works = list(works or ())
     if not works:
         raise ValueError("works: expected at least one Work, got none")
     limit = LONGEST_TIMEOUT if timeout is None else check_wait(timeout)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from rankwise.contract.errors import ClosedError
 from rankwise.contract.public import public
 from rankwise.contract.timeouts import check_timeout
-from rankwise.group.base import of_kind
+from rankwise.group.base import integer, of_kind
 from rankwise.group.group import Group
 from rankwise.launch.limits import check_ranks
 from rankwise.pool.dealer import Dealer, Task
@@ -181,7 +181,7 @@ class Pool(Executor):
             ...     list(pool.map(abs, [-1, 2, -3], chunksize=2))
             [1, 2, 3]
         """
-        if chunksize is not None and chunksize < 1:
+        if chunksize is not None and integer(chunksize, "chunksize") < 1:
             raise ValueError(f"chunksize={chunksize}: expected at least 1")
         self._check_process()
         end = None if timeout is None else time.monotonic() + timeout
