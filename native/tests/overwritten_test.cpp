@@ -57,7 +57,7 @@ void address_of_a_buffer(bool reduces) {
                 while (!changed) {  // until rank 0 has exposed its buffers; then it waits
                     for (StepHeader& header : group_of_all(c).peers[0].headers) {
                         uint64_t both[2] = {};
-                        if (header.seq.load()) std::memcpy(both, header.payload, sizeof both);
+                        if (header.posted.load()) std::memcpy(both, header.payload, sizeof both);
                         for (uint64_t& each : both) {
                             if ((each & ~PeerMemory::kInSegment) != address) continue;
                             each += uint64_t(1) << 46;

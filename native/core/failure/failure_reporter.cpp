@@ -114,7 +114,7 @@ uint64_t first_different(const std::vector<Numbered>& calls) {
 Numbered recent_calls(const PeerSlot& peer) {
     std::map<uint64_t, const StepHeader*> by_step;
     for (const StepHeader& header : peer.headers)
-        if (const uint64_t seq = header.seq.load()) by_step[seq] = &header;
+        if (const uint64_t posted = header.posted.load()) by_step[posted] = &header;
     Numbered calls;
     uint64_t number = peer.calls.load();
     for (auto header = by_step.rbegin(); header != by_step.rend() && number > 0; ++header) {
@@ -189,7 +189,7 @@ void FailureReporter::throw_timed_out(uint64_t steps) {
     const uint64_t number = t_.log.number();
     std::vector<int> behind, absent;
     for (int p = 0; p < t_.n; ++p) {
-        if (p == t_.rank || t_.group.peers[p].headers[(steps - 1) % kHeaders].seq.load() >= steps) continue;
+        if (p == t_.rank || t_.group.peers[p].headers[(steps - 1) % kHeaders].posted.load() >= steps) continue;
         behind.push_back(p);
         if (t_.group.peers[p].calls.load() < number) absent.push_back(p);
     }

@@ -25,13 +25,13 @@ inline constexpr size_t kCell = 8 << 10;  // a piece occupies a multiple of this
 inline constexpr size_t kInline = 96;     // bytes of a step header's inline payload
 
 struct alignas(kCacheLine) StepHeader {
-    std::atomic<uint64_t> seq;           // step + 1, stored after the rest
+    std::atomic<uint64_t> posted;        // steps of this rank, with this one; stored after the rest
     std::atomic<uint64_t> history;       // digest of this call and all earlier ones, which the ranks compare
     std::atomic<uint64_t> what, amount;  // the call, for the text of a mismatch
     uint8_t payload[kInline];
 
     void set_call(uint64_t digest, const Call& call) {
-        // Releases the header of the step before: who reads this one too late then sees that step (compare_last).
+        // Releases the header of the step before: who reads this one too late then sees that step (last_calls_agree).
         history.store(digest, std::memory_order_release);
         what.store(call.what, std::memory_order_relaxed);
         amount.store(call.amount, std::memory_order_relaxed);

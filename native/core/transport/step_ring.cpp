@@ -22,11 +22,11 @@ bool StepRing::last_calls_agree() const {
         for (uint64_t end = next_; end > 0 && end + kHeaders > next_; --end) {
             const size_t at = (end - 1) % kHeaders;
             const StepHeader& theirs = group_.peers[p].headers[at];
-            if (theirs.seq.load() != end) continue;
+            if (theirs.posted.load() != end) continue;
             // Overwritten if the peer has posted the step before the next one that uses this header: then it makes
             // further calls, and compares.
             const uint64_t history = theirs.history.load(std::memory_order_acquire), last = end + kHeaders - 1;
-            if (group_.peers[p].headers[(last - 1) % kHeaders].seq.load() >= last) continue;
+            if (group_.peers[p].headers[(last - 1) % kHeaders].posted.load() >= last) continue;
             if (history != mine[at].history.load(std::memory_order_relaxed)) return false;
             break;
         }
@@ -73,12 +73,12 @@ void StepRing::move_to_own_core(int peer) {
     group_.peers[rank].core.store((shared ? sched_getcpu() : core) + 1, std::memory_order_relaxed);
 }
 
-void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value) {
+void StepRing::await_slowly(int peer, std::atomic<uint64_t>& posted, uint64_t steps) {
     log_.options().before_waiting();
     Waiter waiter(timeout.load(), program_);
     CallLog::Wait timed(log_);
     if (policy_.first_polls) move_to_own_core(peer);
-    if (waiter.poll(policy_, [&] { return seq.load(std::memory_order_acquire) >= value; })) return;
+    if (waiter.poll(policy_, [&] { return posted.load(std::memory_order_acquire) >= steps; })) return;
 
     struct Announcement {  // whom this rank waits for, before it counts as a sleeper
         std::atomic<uint32_t>& whom;
@@ -92,7 +92,7 @@ void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value
     const uint64_t calls = log_.op() == Op::Join ? 0 : log_.number();
     const auto check = [&] {
         if (group_.failed()) failures_.throw_failure();
-        if (group_.peers[peer].has_left.load() && seq.load() < value) failures_.throw_lost(peer);
+        if (group_.peers[peer].has_left.load() && posted.load() < steps) failures_.throw_lost(peer);
         call_for_operation(peer);
         for (int p = 0; p < n; ++p)  // the awaited peer may wait forever for a peer that left before this call
             if (group_.peers[p].has_left.load() && group_.peers[p].calls.load() < calls) failures_.throw_lost(p);
@@ -100,8 +100,8 @@ void StepRing::await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value
     };
     try {
         if (!waiter.sleep(
-                {group_.peers[rank].notifications, &group_.sleepers}, [&] { return seq.load() >= value; }, check))
-            failures_.throw_timed_out(value);
+                {group_.peers[rank].notifications, &group_.sleepers}, [&] { return posted.load() >= steps; }, check))
+            failures_.throw_timed_out(steps);
     } catch (const Interrupted&) {
         if (!log_.resumed() && !announcement.fork.is_child())
             fail_group(group_, Cause::PeerLost, rank, log_.number(), {"was interrupted in ", name(log_.op())});

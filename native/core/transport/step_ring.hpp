@@ -51,13 +51,13 @@ public:
         const uint64_t step = next_++;
         // The header's previous step s is kHeaders back. A reader may have kStarted operations to complete, so it has
         // surely read step s once it has posted step s + kStarted + 1, the (s + kStarted + 2)th.
-        if (step >= kHeaders) await_value_all(step - kHeaders + kStarted + 2);
+        if (step >= kHeaders) await_all_posted(step - kHeaders + kStarted + 2);
         StepHeader& header = group_.peers[rank].headers[step % kHeaders];
         header.set_call(log_.history(), log_.call());
         if (bytes) std::memcpy(header.payload, payload, bytes);
         // Sequentially consistent, as is the registration of a sleeper: either this rank sees the sleeper, or the
         // sleeper sees the step.
-        header.seq.exchange(step + 1);
+        header.posted.exchange(step + 1);
         log_.trace();  // here it costs no time, because the peers' headers are still in transit
         if (group_.sleepers.load()) wake_sleepers();
         return step;
@@ -68,10 +68,11 @@ public:
     // Wait for a peer's step and compare the calls.
     void await(int peer, uint64_t step) {
         assert(step + kHeaders > next_ && step <= next_);
-        await_value(peer, step + 1);
+        await_posted(peer, step + 1);
         const StepHeader& header = group_.peers[peer].headers[step % kHeaders];
         if (header.history.load(std::memory_order_relaxed) != log_.history()) failures_.throw_mismatch();
-        if (header.seq.load(std::memory_order_relaxed) != step + 1) failures_.throw_overwritten("a step header", peer);
+        if (header.posted.load(std::memory_order_relaxed) != step + 1)
+            failures_.throw_overwritten("a step header", peer);
     }
     void await_all(uint64_t step) {
         for (int p = 0; p < n; ++p)
@@ -82,7 +83,7 @@ public:
     // arrives before the program's next call.
     void await_sender(int peer, uint64_t step) {
         const StepHeader* headers = group_.peers[peer].headers;
-        const bool ahead = headers[step % kHeaders].seq.load(std::memory_order_acquire) > step;
+        const bool ahead = headers[step % kHeaders].posted.load(std::memory_order_acquire) > step;
         await(peer, step);
         if (!ahead) return;
         const StepHeader& next = headers[(step + 1) % kHeaders];
@@ -125,7 +126,7 @@ public:
     // calls this first, since the slot may have no memory before.
     void await_free(uint64_t position) {
         if (!committed_[slot_of(position)]) commit_slot(position);
-        await_value_all(previous_read_by_step_[slot_of(position)]);
+        await_all_posted(previous_read_by_step_[slot_of(position)]);
     }
     // In an operation of several steps: this rank has finished reading at that position; its next post announces it.
     void release(uint64_t position) { read_by_step_[slot_of(position)] = next_ + 1; }
@@ -178,33 +179,34 @@ private:
         const uint64_t used = position_ & (slot_bytes() - 1);
         return used == 0 || used + room > slot_bytes();
     }
-    bool reached(int peer, uint64_t value) const {
-        return group_.peers[peer].headers[(value - 1) % kHeaders].seq.load(std::memory_order_acquire) >= value;
+    // Whether the peer has posted so many steps.
+    bool reached(int peer, uint64_t steps) const {
+        return group_.peers[peer].headers[(steps - 1) % kHeaders].posted.load(std::memory_order_acquire) >= steps;
     }
-    bool reached_by_all(uint64_t value) const {
-        if (seen_ >= value) return true;
+    bool reached_by_all(uint64_t steps) const {
+        if (seen_ >= steps) return true;
         for (int p = 0; p < n; ++p)
-            if (p != rank && !reached(p, value)) return false;
+            if (p != rank && !reached(p, steps)) return false;
         return true;
     }
-    void await_value(int peer, uint64_t value) {
-        std::atomic<uint64_t>& seq = group_.peers[peer].headers[(value - 1) % kHeaders].seq;
-        if (seq.load(std::memory_order_acquire) >= value) return;
+    void await_posted(int peer, uint64_t steps) {
+        std::atomic<uint64_t>& posted = group_.peers[peer].headers[(steps - 1) % kHeaders].posted;
+        if (posted.load(std::memory_order_acquire) >= steps) return;
         for (int i = policy_.first_polls; i > 0; --i) {
             cpu_relax();
-            if (seq.load(std::memory_order_acquire) >= value) return;
+            if (posted.load(std::memory_order_acquire) >= steps) return;
         }
-        await_slowly(peer, seq, value);
+        await_slowly(peer, posted, steps);
     }
-    void await_value_all(uint64_t value) {
-        if (seen_ >= value) return;
+    void await_all_posted(uint64_t steps) {
+        if (seen_ >= steps) return;
         for (int p = 0; p < n; ++p)
-            if (p != rank) await_value(p, value);
-        seen_ = value;
+            if (p != rank) await_posted(p, steps);
+        seen_ = steps;
     }
     void commit_slot(uint64_t position);
     void move_to_own_core(int peer);
-    void await_slowly(int peer, std::atomic<uint64_t>& seq, uint64_t value);
+    void await_slowly(int peer, std::atomic<uint64_t>& posted, uint64_t steps);
     void wake_sleepers();
     void call_for_operation(int peer);
 

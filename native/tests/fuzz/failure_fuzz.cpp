@@ -35,7 +35,7 @@ std::span<uint8_t> bytes_of(void* memory, size_t bytes) { return {static_cast<ui
 void announce(Input& input, PeerSlot& peer) {
     StepHeader& header = peer.headers[input.below(4)];
     header.set_call(input.below(3), {input.take<uint64_t>(), input.below(3)});
-    header.seq = input.below(8);
+    header.posted = input.below(8);
     peer.calls = input.below(8);
     LastDescription& last = peer.last_description;
     last.number = input.below(8);

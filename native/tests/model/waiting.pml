@@ -43,7 +43,7 @@
 #define DEADLINE 254    /* a failure_record: somebody waited too long */
 
 /* ---- the segment: the group segment, and the ranks' records ---- */
-byte seq[N];                   /* steps that the rank has posted */
+byte posted[N];                /* steps that the rank has posted */
 byte waits_for[N] = NOBODY;
 byte sleepers;
 bool notified[N];              /* the peer slot's notifications has changed since its rank last read it */
@@ -110,7 +110,7 @@ inline wake_sleeper(p) {
 }
 
 inline post() {
-    seq[me]++;
+    posted[me]++;
     if
     :: sleepers > 0 -> wake_sleeper(0); wake_sleeper(1); wake_sleeper(2)
     :: sleepers == 0
@@ -146,11 +146,11 @@ inline sleep_for(peer, there, notification) {
 
 inline await(peer, value) {
     if
-    :: seq[peer] >= value
-    :: seq[peer] < value ->
+    :: posted[peer] >= value
+    :: posted[peer] < value ->
         waits_for[me] = peer;
         d_step { sleepers++; registered = true };
-        sleep_for(peer, seq[peer] >= value, notified[me]);
+        sleep_for(peer, posted[peer] >= value, notified[me]);
         withdraw()
     fi
 }
