@@ -219,6 +219,7 @@ def arguments_of_a_wrong_kind() -> None:
         for call in calls:
             with pytest.raises(error, match=text):
                 call()
+    assert not MPI.Info.Create(None).items()
     info.Set(b"key", b"value")
     assert info.items() == [("key", "value")]
 
@@ -237,6 +238,7 @@ def error_handlers_and_matched_sizes() -> None:
     own.Free()
     for kind, nbytes, code in (
         (MPI.TYPECLASS_REAL, 8, "f8"), (MPI.TYPECLASS_INTEGER, 2, "i2"), (MPI.TYPECLASS_COMPLEX, 16, "c16"),
+        (MPI.TYPECLASS_LOGICAL, 4, "i4"),
     ):  # fmt: skip
         assert (found := MPI.Datatype.Match_size(kind, nbytes)).Get_size() == nbytes
         assert found.typestr == code

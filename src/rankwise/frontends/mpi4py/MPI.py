@@ -44,6 +44,7 @@ from rankwise.frontends.mpi4py.datatypes import (
     ORDER_FORTRAN,
     TYPECLASS_COMPLEX,
     TYPECLASS_INTEGER,
+    TYPECLASS_LOGICAL,
     TYPECLASS_REAL,
     Datatype,
 )

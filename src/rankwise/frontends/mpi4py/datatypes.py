@@ -19,8 +19,8 @@ from rankwise.frontends.mpi4py.handles import Named
 
 ORDER_C = 56
 ORDER_F = ORDER_FORTRAN = 57
-TYPECLASS_REAL, TYPECLASS_INTEGER, TYPECLASS_COMPLEX = 1, 2, 3
-_TYPECLASSES = {TYPECLASS_REAL: "REAL", TYPECLASS_INTEGER: "INTEGER", TYPECLASS_COMPLEX: "COMPLEX"}
+TYPECLASS_REAL, TYPECLASS_INTEGER, TYPECLASS_COMPLEX, TYPECLASS_LOGICAL = range(1, 5)
+_TYPECLASSES = dict(enumerate(("REAL", "INTEGER", "COMPLEX", "LOGICAL"), 1))
 DISTRIBUTE_NONE, DISTRIBUTE_BLOCK, DISTRIBUTE_CYCLIC, DISTRIBUTE_DFLT_DARG = 0, 1, 2, -1
 
 
@@ -186,7 +186,7 @@ class Datatype(Named[Layout], root=True):
 
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> Datatype:
-        """The datatype of this many bytes; typeclass: TYPECLASS_REAL, _INTEGER or _COMPLEX."""
+        """The datatype of this many bytes; typeclass: TYPECLASS_REAL, _INTEGER, _COMPLEX or _LOGICAL."""
         found = PREDEFINED.get(f"{_TYPECLASSES.get(typeclass)}{size}")
         if not found:
             raise error("ERR_ARG", f"typeclass={typeclass}, size={size}: there is no such datatype")

@@ -19,7 +19,7 @@ class Info(Handle[dict[str, str]], MutableMapping[str, str], root=True):
     @classmethod
     def Create(cls, items: Any = ()) -> Info:
         info = cls._of({})
-        info.update(items)
+        info.update(items or ())
         return info
 
     @classmethod
