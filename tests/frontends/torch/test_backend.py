@@ -164,6 +164,7 @@ def test_capabilities_are_answered_truly(on_ranks: OnRanks) -> None:
     def body(rank: int, size: int) -> None:
         group = dist.group.WORLD
         backend = group._get_backend(torch.device("cpu"))
+        assert backend.name() == group.name() == "rankwise"
         assert not backend.supports_coalescing
         assert backend.supports_shrinking == hasattr(dist, "shrink_group")
         assert group.split_group([1, 0]).rank() == 1 - rank  # in the order given

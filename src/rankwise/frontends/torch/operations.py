@@ -117,6 +117,8 @@ class Operations(TorchCollectives, TorchMessages):
     def getBackendName(self) -> str:
         return NAME
 
+    name = getBackendName  # what Python asks
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long every later operation may wait for the other ranks."""
         self.comm.timeout = check_timeout(timeout.total_seconds())
