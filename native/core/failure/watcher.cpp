@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct PidfdInfo {
     int32_t exit_code;
 };
 constexpr uint64_t kInfoExit = 1 << 3;
+constexpr useconds_t kUntilMemory = 1000;
 constexpr std::chrono::milliseconds kStatusOfDead{100};  // to wait until the parents have reaped them
 
 // What waitpid would report of a process that its parent has not reaped: the last field of its /proc/PID/stat. 0 if it
@@ -67,7 +69,7 @@ int32_t exit_status(int pidfd, int pid) {
 
 Watcher::Watcher(Segment& segment, int rank, Embedding& program)
     : rank_(rank), program_(program), notifications_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      doorbell_(open_doorbell(segment, rank)), watched_(size_t(segment.world_size())) {}
+      doorbell_(open_doorbell(segment, rank)), watched_(size_t(segment.world_size())), has_doorbell_(doorbell_) {}
 
 Watcher::~Watcher() {
     for (const Peer& peer : added_) close(peer.pidfd);
@@ -77,6 +79,7 @@ bool Watcher::watch_present(Segment& segment) {
     const std::lock_guard lock(mutex_);
     const int n = segment.world_size();
     bool may_open = true;
+    added_.reserve(added_.size() + kWatched);  // if there is no memory, nothing has been opened
     const size_t before = added_.size();
     for (int next = 1, living = 0; next < n && living < kWatched && may_open; ++next) {
         const int r = (rank_ + next) % n;
@@ -113,51 +116,57 @@ void Watcher::start(const std::shared_ptr<Segment>& segment) {
     engine_thread([self = shared_from_this(), watched = std::weak_ptr(segment)] { self->watch(watched); }).detach();
 }
 
-void Watcher::take_added(std::vector<Peer>& peers) {
+void Watcher::take_added() {
+    const std::lock_guard lock(mutex_);
+    peers_.insert(peers_.end(), added_.begin(), added_.end());
+    added_.clear();
     eventfd_t count;
     eventfd_read(notifications_.get(), &count);
-    const std::lock_guard lock(mutex_);
-    peers.insert(peers.end(), added_.begin(), added_.end());
-    added_.clear();
 }
 
 void Watcher::watch(const std::weak_ptr<Segment>& watched) {
     never_runs_the_program();
-    std::vector<Peer> peers;
-    bool has_doorbell(doorbell_);
-    for (;;) {
-        std::vector<pollfd> fds{{notifications_.get(), POLLIN, 0}, {has_doorbell ? doorbell_.get() : -1, POLLIN, 0}};
-        for (const Peer& peer : peers) fds.push_back({peer.pidfd, POLLIN, 0});
-        if (poll(fds.data(), fds.size(), -1) < 0) {
-            if (errno == EINTR) continue;
-            break;
+    for (bool goes_on = true; goes_on;) {
+        try {
+            goes_on = await_change(watched);
+        } catch (const std::bad_alloc&) {  // what was not done is found again
+            usleep(kUntilMemory);
         }
-        const std::shared_ptr<Segment> segment = watched.lock();
-        if (!segment) break;
-        if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_.get(), program_, answering_);
-        else if (fds[1].revents) has_doorbell = false;  // the program has closed a descriptor that it did not open
-        std::vector<Peer> living, dead;
-        for (size_t i = 0; i < peers.size(); ++i) {
-            const Peer& peer = peers[i];
-            (fds[i + 2].revents ? dead : living).push_back(peer);
-            if (fds[i + 2].revents) segment->mark_ended(peer.rank, kStatusUnknown, peer.process);
-        }
-        peers.swap(living);
-        const auto known = [&](const Peer& peer) {
-            if (segment->exit_status(peer.rank, peer.process) != kStatusUnknown) return true;
-            const int32_t status = exit_status(peer.pidfd, peer.pid);
-            if (status != kStatusUnknown) segment->mark_ended(peer.rank, status, peer.process);
-            return status != kStatusUnknown;
-        };
-        Waiter(kStatusOfDead).check_every(std::chrono::milliseconds(2), [&] {  // asks for each, unlike all_of
-            return std::ranges::count_if(dead, known) == std::ssize(dead);
-        });
-        for (const Peer& peer : dead) close(peer.pidfd);
-        // This rank now watches ranks that the dead ones watched; it needs no more descriptors than it has just closed.
-        if (!dead.empty()) watch_present(*segment);
-        if (fds[0].revents) take_added(peers);
     }
-    for (const Peer& peer : peers) close(peer.pidfd);
+    for (const Peer& peer : peers_) close(peer.pidfd);
+}
+
+bool Watcher::await_change(const std::weak_ptr<Segment>& watched) {
+    std::vector<pollfd> fds{{notifications_.get(), POLLIN, 0}, {has_doorbell_ ? doorbell_.get() : -1, POLLIN, 0}};
+    for (const Peer& peer : peers_) fds.push_back({peer.pidfd, POLLIN, 0});
+    if (poll(fds.data(), fds.size(), -1) < 0) return errno == EINTR;
+    const std::shared_ptr<Segment> segment = watched.lock();
+    if (!segment) return false;
+    if (fds[1].revents & POLLIN) answer_doorbell(segment, rank_, doorbell_.get(), program_, answering_);
+    else if (fds[1].revents) has_doorbell_ = false;  // the program has closed a descriptor that it did not open
+    std::vector<Peer> living, dead;
+    for (size_t i = 0; i < peers_.size(); ++i) {
+        const Peer& peer = peers_[i];
+        (fds[i + 2].revents ? dead : living).push_back(peer);
+        if (fds[i + 2].revents) segment->mark_ended(peer.rank, kStatusUnknown, peer.process);
+    }
+    const auto known = [&](const Peer& peer) {
+        if (segment->exit_status(peer.rank, peer.process) != kStatusUnknown) return true;
+        const int32_t status = exit_status(peer.pidfd, peer.pid);
+        if (status != kStatusUnknown) segment->mark_ended(peer.rank, status, peer.process);
+        return status != kStatusUnknown;
+    };
+    Waiter(kStatusOfDead).check_every(std::chrono::milliseconds(2), [&] {  // asks for each, unlike all_of
+        return std::ranges::count_if(dead, known) == std::ssize(dead);
+    });
+    for (const Peer& peer : dead) close(peer.pidfd);
+    peers_.swap(living);
+    has_lost_ |= !dead.empty();
+    // This rank now watches ranks that the dead ones watched; it needs no more descriptors than it has just closed.
+    if (has_lost_) watch_present(*segment);
+    has_lost_ = false;
+    if (fds[0].revents) take_added();
+    return true;
 }
 
 void watch_peers(const std::shared_ptr<Segment>& segment, int rank, Embedding& program) {

@@ -32,7 +32,9 @@ private:
         uint32_t process;
     };
     void watch(const std::weak_ptr<Segment>& watched);
-    void take_added(std::vector<Peer>& peers);
+    // One turn of the thread. Returns false once the segment is gone.
+    bool await_change(const std::weak_ptr<Segment>& watched);
+    void take_added();
     const int rank_;
     Embedding& program_;  // this rank's
     const ForkMark fork_;
@@ -42,6 +44,9 @@ private:
     std::mutex mutex_;
     std::vector<Peer> added_;        // not yet taken by the thread
     std::vector<uint32_t> watched_;  // for each rank, the number of the latest watched process + 1
+    // Of the thread alone.
+    std::vector<Peer> peers_;
+    bool has_doorbell_, has_lost_ = false;  // and not yet looked for other ranks to watch
 };
 
 // Watch other ranks of `segment`, until this process unmaps it. Called again after ranks have been replaced. Throws
