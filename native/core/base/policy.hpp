@@ -146,7 +146,7 @@ struct Tuning {
     // Where the kernel copies slowly (kSlowSingleCopy), private memory is read from larger sizes on: below, two copies
     // by the ranks themselves take less time. An EPYC, 2 ranks, blocks of 32 KiB to 2 MiB: broadcast 0.7 of the time of
     // single_copy, all_gather 0.6, gather 0.8, all_to_all 0.8, all_reduce from 256 KiB on 0.7; scatter up to 128 KiB.
-    void copy_slowly();
+    void begin_single_copies_later();
 
     bool operator==(const Tuning&) const = default;
     uint64_t digest() const;

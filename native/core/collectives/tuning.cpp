@@ -126,7 +126,7 @@ std::string text_of(const Forced& forced) {
 
 Tuning parse_tuning(const std::vector<NamedValue>& values, bool slow_single_copies) {
     Tuning tuning;
-    if (slow_single_copies) tuning.copy_slowly();
+    if (slow_single_copies) tuning.begin_single_copies_later();
     const auto named = [](const auto& list, const std::string& name, const char* what) {
         const auto found =
             std::find_if(std::begin(list), std::end(list), [&](const auto& one) { return one.first == name; });
@@ -152,7 +152,7 @@ std::vector<Algorithm> choices(const Conditions& c, Op op, size_t bytes, size_t 
 
 }  // namespace rankwise::tuning
 
-void rankwise::Tuning::copy_slowly() {
+void rankwise::Tuning::begin_single_copies_later() {
     for (const auto& [cores, thresholds] : tuning::kCores) {
         Thresholds& t = this->*thresholds;
         t.single_copy_scatter = std::max(t.single_copy_scatter, 128 * KiB);

@@ -161,10 +161,10 @@ bool Watcher::await_change(const std::weak_ptr<Segment>& watched) {
     });
     for (const Peer& peer : dead) close(peer.pidfd);
     peers_.swap(living);
-    has_lost_ |= !dead.empty();
+    must_replace_ |= !dead.empty();
     // This rank now watches ranks that the dead ones watched; it needs no more descriptors than it has just closed.
-    if (has_lost_) watch_present(*segment);
-    has_lost_ = false;
+    if (must_replace_) watch_present(*segment);
+    must_replace_ = false;
     if (fds[0].revents) take_added();
     return true;
 }

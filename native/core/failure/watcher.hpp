@@ -46,7 +46,8 @@ private:
     std::vector<uint32_t> watched_;  // for each rank, the number of the latest watched process + 1
     // Of the thread alone.
     std::vector<Peer> peers_;
-    bool has_doorbell_, has_lost_ = false;  // and not yet looked for other ranks to watch
+    bool has_doorbell_;
+    bool must_replace_ = false;  // a watched rank has ended, and no other one is watched in its place yet
 };
 
 // Watch other ranks of `segment`, until this process unmaps it. Called again after ranks have been replaced. Throws

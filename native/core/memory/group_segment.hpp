@@ -25,7 +25,7 @@ inline constexpr size_t kCell = 8 << 10;  // a piece occupies a multiple of this
 inline constexpr size_t kInline = 96;     // bytes of a step header's inline payload
 
 struct alignas(kCacheLine) StepHeader {
-    std::atomic<uint64_t> posted;        // steps of this rank, with this one; stored after the rest
+    std::atomic<uint64_t> posted;        // how many steps its rank has posted, up to this one; stored after the rest
     std::atomic<uint64_t> history;       // digest of this call and all earlier ones, which the ranks compare
     std::atomic<uint64_t> what, amount;  // the call, for the text of a mismatch
     uint8_t payload[kInline];

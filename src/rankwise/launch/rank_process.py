@@ -113,7 +113,7 @@ class RankProcess:
     def cause(self) -> str:
         """': KeyError: 'x' at train.py:7', or ': the ranks called different operations: ...', if it is known.
 
-        If not, and it has exited, its last line on stderr, such as that of `sys.exit("no such file")`.
+        If not, and it has exited, its last line on stderr, which may be the text of `sys.exit("no such file")`.
         """
         if self.failure is None:
             line = self.stderr.last_line if self.stderr is not None and (self.returncode or 0) > 0 else ""
